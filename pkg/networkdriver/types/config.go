@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package types
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
+	MaxVLAN = 4094
+	// MaxIfNameLen is the longest interface name in bytes (IFNAMSIZ without the terminating zero).
+	MaxIfNameLen = 15
+)
+
+// DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class.
+type DeviceConfig struct {
+	// PodIfName is the name of the interface in the pod. Empty: the interface keeps its name on the host.
+	PodIfName string `json:"podIfName,omitempty"`
+	// Vlan is the VLAN id that the PF tags and filters the VF's frames with, 0 for none. Nil: not asked for,
+	// which means none too, and may be said by another configuration of the same request.
+	Vlan *int `json:"vlan,omitempty"`
+}
+
+// VLAN returns the VLAN id to configure, 0 for none.
+func (c DeviceConfig) VLAN() int {
+	if c.Vlan == nil {
+		return 0
+	}
+	return *c.Vlan
+}
+
+// Override returns the configuration with every parameter that other sets taken from other.
+func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
+	if other.PodIfName != "" {
+		c.PodIfName = other.PodIfName
+	}
+	if other.Vlan != nil {
+		c.Vlan = other.Vlan
+	}
+	return c
+}
+
+// ParseDeviceConfig decodes and checks opaque parameters. It is strict, because a misspelt vlan would put the pod
+// into the wrong network: an unknown field, a wrong type, a bad value or trailing data is an error that names the
+// field and what is allowed.
+func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
+	var p struct {
+		PodIfName *string          `json:"podIfName"`
+		Vlan      *json.RawMessage `json:"vlan"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&p); err != nil {
+		return DeviceConfig{}, describeDecodeError(err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return DeviceConfig{}, errors.New("data after the end of the parameters object")
+	}
+	if err := checkFieldNames(raw); err != nil {
+		return DeviceConfig{}, err
+	}
+	var cfg DeviceConfig
+	if p.Vlan != nil {
+		var vlan int
+		if err := json.Unmarshal(*p.Vlan, &vlan); err != nil {
+			return DeviceConfig{}, fmt.Errorf("vlan: %s is not a whole number from 0 to %d", *p.Vlan, MaxVLAN)
+		}
+		if vlan < 0 || vlan > MaxVLAN {
+			return DeviceConfig{}, fmt.Errorf("vlan: %d is not in 0..%d", vlan, MaxVLAN)
+		}
+		cfg.Vlan = &vlan
+	}
+	if p.PodIfName != nil {
+		if err := ValidatePodIfName(*p.PodIfName); err != nil {
+			return DeviceConfig{}, fmt.Errorf("podIfName: %w", err)
+		}
+		cfg.PodIfName = *p.PodIfName
+	}
+	return cfg, nil
+}
+
+// checkFieldNames refuses names that encoding/json takes in another case or twice: with two spellings of vlan it
+// would not be plain which one counts.
+func checkFieldNames(raw []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return errors.New("parameters must be a JSON object")
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return fmt.Errorf("decode parameters: %w", err)
+		}
+		name, _ := t.(string)
+		switch {
+		case name != "podIfName" && name != "vlan":
+			return unknownFieldError(name)
+		case seen[name]:
+			return fmt.Errorf("field %q is given twice", name)
+		}
+		seen[name] = true
+		var skip json.RawMessage
+		if err := dec.Decode(&skip); err != nil {
+			return fmt.Errorf("decode parameters: %w", err)
+		}
+		if string(skip) == "null" {
+			return fmt.Errorf("%s: null is not a value; leave the field out", name)
+		}
+	}
+	return nil
+}
+
+func unknownFieldError(name string) error {
+	return fmt.Errorf("unknown field %.64q, allowed are podIfName and vlan", name)
+}
+
+func describeDecodeError(err error) error {
+	var typeErr *json.UnmarshalTypeError
+	if errors.As(err, &typeErr) {
+		if typeErr.Field == "" {
+			return errors.New("parameters must be a JSON object")
+		}
+		return fmt.Errorf("%s: a JSON %s is not a %s", typeErr.Field, typeErr.Value, typeErr.Type)
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return unknownFieldError(strings.Trim(name, `"`))
+	}
+	return fmt.Errorf("decode parameters: %w", err)
+}
+
+// ValidatePodIfName checks an interface name for use in a pod: what the kernel takes (dev_valid_name in
+// net/core/dev.c), no format character, and neither lo nor eth0, which every pod on the pod network has already.
+func ValidatePodIfName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("must not be empty")
+	case len(name) > MaxIfNameLen:
+		return fmt.Errorf("%.64q is %d bytes long, at most %d are allowed", name, len(name), MaxIfNameLen)
+	case name == "." || name == "..":
+		return fmt.Errorf("%q is not an interface name", name)
+	case name == "lo" || name == "eth0":
+		return fmt.Errorf("%q is taken in every pod", name)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%q is not valid UTF-8", name)
+	}
+	for _, r := range name {
+		if r == '/' || r == ':' || r == '%' || unicode.IsSpace(r) || !unicode.IsPrint(r) {
+			return fmt.Errorf("%q contains %q, which an interface name must not", name, r)
+		}
+	}
+	return nil
+}

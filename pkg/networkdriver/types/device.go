@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package types holds what every room of the network driver speaks of: devices and their managers, the
+// configuration a claim asks for, and the record of a prepared device that is kept in the claim's status.
+package types
+
+import (
+	"context"
+	"encoding/json"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+// DeviceManagerType names a device manager. It is published as the deviceManager attribute and is what a pool
+// filter's deviceManagers lists.
+type DeviceManagerType string
+
+const (
+	// DeviceManagerTypeSRIOV manages SR-IOV virtual functions.
+	DeviceManagerTypeSRIOV DeviceManagerType = "sr-iov"
+	// DeviceManagerTypeDummy manages Linux dummy links.
+	DeviceManagerTypeDummy DeviceManagerType = "dummy"
+)
+
+func (t DeviceManagerType) String() string { return string(t) }
+
+// Device is one network device as its manager knows it. Values are immutable, since StateDB readers share them:
+// Setup and Merge return new ones. A Device is stored by [json.Marshaler] and comes back by
+// [DeviceManager.RestoreDevice].
+type Device interface {
+	json.Marshaler
+
+	// IfName is the device's stable name: a DNS label, unique on the node, derived from what the device is and not
+	// from its present interface name. It is the device's name in ResourceSlices.
+	IfName() string
+
+	// KernelIfName is the interface name on the host, the last known one while the link is in a pod; empty for a
+	// device without a link.
+	KernelIfName() string
+
+	// Attrs returns the attributes to publish, without those that the driver itself adds (pool, deviceManager).
+	Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+	// Match says whether the device passes the filter. All fields that are set must match; an empty filter matches.
+	Match(filter *v2alpha1.CiliumNetworkDriverDeviceFilter) bool
+
+	// Link says how to recognise the device's link in any network namespace. It is zero for a device without one.
+	Link() LinkID
+
+	// HostState is how the link was found on the host before Setup, and so what it is restored to. It is
+	// meaningful for a prepared device only.
+	HostState() LinkState
+
+	// Validate reports, before anything is touched, what about the configuration this device cannot do. The error
+	// names the parameter.
+	Validate(cfg DeviceConfig) error
+
+	// Setup brings the device into the state the configuration asks for, all of it and not just the difference, and
+	// returns the prepared device that remembers what was there before. It works on the host only; moving the link
+	// is podnet's job. Setup of a prepared device is idempotent and keeps the remembered state. When it fails,
+	// nothing it did is left behind.
+	Setup(ctx context.Context, cfg DeviceConfig) (Device, error)
+
+	// Free undoes Setup after the link is back on the host: it restores what the prepared device remembers. What is
+	// gone already is no error.
+	Free(ctx context.Context, cfg DeviceConfig) error
+
+	// Merge returns this freshly discovered device completed by what discovery can no longer see because the
+	// prepared device's link is in a pod, such as its kernel interface name.
+	Merge(prepared Device) Device
+}
+
+// Skipped is a device that a manager knows of and does not offer.
+type Skipped struct {
+	// Device is the name it would have, or its address.
+	Device string
+	// Reason says in words for people why it is left out.
+	Reason string
+}
+
+// Problem is something in a manager's configuration or on the host that keeps it from doing all it was told to.
+type Problem struct {
+	// Field is the path of the NodeConfig field below spec.deviceManagerConfigs that cannot be met, such as
+	// sriov.ifaces[0].vfCount.
+	Field string
+	// Message names the object, the value, and what is allowed.
+	Message string
+}
+
+// Snapshot is everything a manager sees at one moment.
+type Snapshot struct {
+	// Devices is the complete inventory: what is not in it is withdrawn.
+	Devices []Device
+	// Skipped are the devices left out, each with its reason.
+	Skipped []Skipped
+	// Problems are what of the configuration cannot be met at this moment.
+	Problems []Problem
+}
+
+// DeviceManager discovers one class of devices and restores prepared ones from their record.
+type DeviceManager interface {
+	Type() DeviceManagerType
+
+	// Run publishes a complete snapshot as soon as it has one, again whenever it changed, and blocks until the
+	// context ends. A scan that fails as a whole is not published, so the last good inventory stays.
+	Run(ctx context.Context, publish func(Snapshot)) error
+
+	// RestoreDevice decodes a prepared device from the data of its record. The data is untrusted: an error is
+	// returned for anything that is not a complete device of this manager, and the kernel is not touched.
+	RestoreDevice(data []byte) (Device, error)
+}

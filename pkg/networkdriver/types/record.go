@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package types
+
+import (
+	"encoding/json"
+	"fmt"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
+)
+
+// RecordVersion is the version of the record's format that is written. Fields may be added without a new version;
+// a reader refuses versions it does not know.
+const RecordVersion = 1
+
+// Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is all
+// that survives a restart of the agent. Whoever may write the claim's status may forge it, so it counts only where
+// it fits the claim's allocation and the device it names.
+type Record struct {
+	Version int `json:"version"`
+	// Manager is the device manager that restores the device.
+	Manager DeviceManagerType `json:"manager"`
+	// PodUID is the pod that the device was prepared for.
+	PodUID kubetypes.UID `json:"podUID"`
+	// BootID is the kernel's boot id at Setup (/proc/sys/kernel/random/boot_id). Kernel state does not outlive it.
+	BootID string `json:"bootID"`
+	// Config is what the claim asked for.
+	Config DeviceConfig `json:"config"`
+	// Device is the prepared device, for the manager's RestoreDevice.
+	Device json.RawMessage `json:"device"`
+}
+
+// DecodeRecord decodes a record and checks its form. Whether it is true is for the caller to check.
+func DecodeRecord(raw []byte) (Record, error) {
+	var r Record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return Record{}, fmt.Errorf("decode record: %w", err)
+	}
+	switch {
+	case r.Version != RecordVersion:
+		return Record{}, fmt.Errorf("record has version %d, version %d is understood", r.Version, RecordVersion)
+	case r.Manager == "" || r.PodUID == "" || r.BootID == "" || len(r.Device) == 0:
+		return Record{}, fmt.Errorf("record is incomplete: manager, podUID, bootID and device are needed")
+	}
+	if vlan := r.Config.VLAN(); vlan < 0 || vlan > MaxVLAN {
+		return Record{}, fmt.Errorf("record: config.vlan: %d is not in 0..%d", vlan, MaxVLAN)
+	}
+	if r.Config.PodIfName != "" {
+		if err := ValidatePodIfName(r.Config.PodIfName); err != nil {
+			return Record{}, fmt.Errorf("record: config.podIfName: %w", err)
+		}
+	}
+	return r, nil
+}
