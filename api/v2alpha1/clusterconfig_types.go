@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// ConditionConflicting is True on a cluster config that also selects a
+	// node which an older one occupies. Such a config configures no node.
+	ConditionConflicting = "cilium.io/ConflictingClusterConfiguration"
+
+	// ReasonConfigurationConflict is the reason of a True
+	// ConditionConflicting.
+	ReasonConfigurationConflict = "configurationConflict"
+)
+
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:categories={cilium},scope=Cluster,path=ciliumnetworkdriverclusterconfigs,singular=ciliumnetworkdriverclusterconfig,shortName=ndcc
+// +kubebuilder:subresource:status
+// +kubebuilder:storageversion
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether all nodes it governs are configured"
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why it is ready, or why not"
+// +kubebuilder:printcolumn:name="Conflict",type=string,JSONPath=`.status.conditions[?(@.type=="cilium.io/ConflictingClusterConfiguration")].status`,description="Whether an older cluster config occupies one of its nodes"
+// +kubebuilder:printcolumn:name="Matched",type=integer,JSONPath=`.status.matchedNodes`,description="Nodes that the selector matches"
+// +kubebuilder:printcolumn:name="Configured",type=integer,JSONPath=`.status.configuredNodes`,description="Nodes that this config configures"
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// CiliumNetworkDriverClusterConfig configures the network driver of all nodes
+// that its selector matches: the operator makes a
+// CiliumNetworkDriverNodeConfig for each of them.
+//
+// A node is governed by one cluster config only. Where several match, the one
+// that was created first wins, then the one whose name comes first; every
+// other one that matches the node is in conflict and configures no node.
+type CiliumNetworkDriverClusterConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec is what the nodes shall offer.
+	//
+	// +required
+	Spec CiliumNetworkDriverClusterConfigSpec `json:"spec"`
+
+	// Status is written by the operator.
+	//
+	// +optional
+	Status CiliumNetworkDriverClusterConfigStatus `json:"status,omitzero"`
+}
+
+// +kubebuilder:object:root=true
+
+// CiliumNetworkDriverClusterConfigList is a list of cluster configs.
+type CiliumNetworkDriverClusterConfigList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []CiliumNetworkDriverClusterConfig `json:"items"`
+}
+
+// CiliumNetworkDriverClusterConfigSpec selects nodes and says how to configure
+// them.
+type CiliumNetworkDriverClusterConfigSpec struct {
+	// NodeSelector selects nodes by the labels of their CiliumNode objects.
+	// Left out or empty it matches every node.
+	//
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	// Spec is the spec of the node configs, as it is.
+	//
+	// +required
+	Spec CiliumNetworkDriverNodeConfigSpec `json:"spec"`
+}
+
+// CiliumNetworkDriverClusterConfigStatus is what the operator has made of the
+// cluster config.
+type CiliumNetworkDriverClusterConfigStatus struct {
+	// ObservedGeneration is the generation of the object of which the status
+	// speaks.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// Conditions are the cluster config's conditions: Ready and
+	// cilium.io/ConflictingClusterConfiguration.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// MatchedNodes is the number of nodes that the selector matches.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MatchedNodes int32 `json:"matchedNodes"`
+
+	// ConfiguredNodes is the number of nodes that this cluster config
+	// configures: all that it matches, or none when it is in conflict.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ConfiguredNodes int32 `json:"configuredNodes"`
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Condition types of a node config. Ready is also used on a cluster config.
+const (
+	// ConditionReady is True when the object of the observed generation is
+	// applied and works.
+	ConditionReady = "Ready"
+
+	// ConditionDegraded is True when a part of the configuration could not be
+	// applied. The rest is at work.
+	ConditionDegraded = "Degraded"
+)
+
+// MaxSkippedDevices is the most entries that status.skippedDevices may have.
+// Counts per manager are exact.
+const MaxSkippedDevices = 64
+
+// MaxReasonLength is the most characters of a skipped device's reason.
+const MaxReasonLength = 1024
+
+// CiliumNetworkDriverNodeConfigStatus is what the node's agent has made of the
+// configuration.
+type CiliumNetworkDriverNodeConfigStatus struct {
+	// ObservedGeneration is the generation of the object which the agent has
+	// applied and of which the rest of the status speaks.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// Conditions are the configuration's conditions: Ready and Degraded.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// DriverName is the DRA driver name in use.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	DriverName string `json:"driverName,omitempty"`
+
+	// Devices is the number of devices advertised to the scheduler.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Devices int32 `json:"devices"`
+
+	// AllocatedDevices is the number of devices prepared for a claim.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	AllocatedDevices int32 `json:"allocatedDevices"`
+
+	// Managers counts the devices of each device manager that is on.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=manager
+	// +kubebuilder:validation:MaxItems=16
+	Managers []DeviceManagerStatus `json:"managers,omitempty"`
+
+	// Pools counts the devices of each pool, also of one that is no longer
+	// configured but holds allocated devices.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=1024
+	Pools []DevicePoolStatus `json:"pools,omitempty"`
+
+	// SkippedDevices are devices that are deliberately not offered, with the
+	// reason. The list ends after 64 entries; the managers' counts do not.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=manager
+	// +listMapKey=device
+	// +kubebuilder:validation:MaxItems=64
+	SkippedDevices []SkippedDevice `json:"skippedDevices,omitempty"`
+}
+
+// DeviceManagerStatus counts the devices of one manager.
+type DeviceManagerStatus struct {
+	// Manager is the name of the device manager.
+	//
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Manager string `json:"manager"`
+
+	// Devices is the number of devices in the inventory.
+	//
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	Devices int32 `json:"devices"`
+
+	// Skipped is the number of devices that were found and are deliberately
+	// not offered.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Skipped int32 `json:"skipped"`
+}
+
+// DevicePoolStatus counts the devices of one pool.
+type DevicePoolStatus struct {
+	// Name is the name of the pool.
+	//
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+
+	// Devices is the number of devices advertised in the pool.
+	//
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	Devices int32 `json:"devices"`
+
+	// Allocated is the number of the pool's devices prepared for a claim.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Allocated int32 `json:"allocated"`
+}
+
+// SkippedDevice is a device that is deliberately not offered.
+type SkippedDevice struct {
+	// Manager is the name of the device's manager.
+	//
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Manager string `json:"manager"`
+
+	// Device is the name under which the device would be offered.
+	//
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Device string `json:"device"`
+
+	// Reason says why it is not, for people.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason"`
+}

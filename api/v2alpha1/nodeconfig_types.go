@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:categories={cilium},scope=Cluster,path=ciliumnetworkdrivernodeconfigs,singular=ciliumnetworkdrivernodeconfig,shortName=ndnc
+// +kubebuilder:subresource:status
+// +kubebuilder:storageversion
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether the node works with this configuration"
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why it is ready, or why not"
+// +kubebuilder:printcolumn:name="Degraded",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`,description="Whether a part of the configuration could not be applied"
+// +kubebuilder:printcolumn:name="Devices",type=integer,JSONPath=`.status.devices`,description="Devices advertised to the scheduler"
+// +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocatedDevices`,description="Devices prepared for a claim"
+// +kubebuilder:printcolumn:name="Driver",type=string,JSONPath=`.status.driverName`,priority=1,description="DRA driver name in use"
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].message`,priority=1,description="What could not be applied"
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.pools) || self.spec.pools.all(p, size(self.metadata.name) + 1 + size(p.name) <= 253)",message="the node's name and the pool's name, joined by a slash, must be at most 253 characters"
+
+// CiliumNetworkDriverNodeConfig configures the network driver of one node: the
+// one that has this object's name.
+type CiliumNetworkDriverNodeConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec is what the node shall offer.
+	//
+	// +required
+	Spec CiliumNetworkDriverNodeConfigSpec `json:"spec"`
+
+	// Status is written by the node's agent.
+	//
+	// +optional
+	Status CiliumNetworkDriverNodeConfigStatus `json:"status,omitzero"`
+}
+
+// +kubebuilder:object:root=true
+
+// CiliumNetworkDriverNodeConfigList is a list of node configs.
+type CiliumNetworkDriverNodeConfigList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []CiliumNetworkDriverNodeConfig `json:"items"`
+}
+
+// CiliumNetworkDriverNodeConfigSpec says which devices a node has and in which
+// pools it offers them.
+type CiliumNetworkDriverNodeConfigSpec struct {
+	// DriverName is the name under which the driver registers with kubelet and
+	// publishes ResourceSlices: a DNS subdomain of at most 63 characters.
+	//
+	// +optional
+	// +kubebuilder:default="networkdriver.cilium.io"
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="must be a DNS subdomain: lower case letters, digits, '-' and '.', each part beginning and ending with a letter or digit"
+	DriverName string `json:"driverName"`
+
+	// DraRegistrationRetryInterval is the time between two attempts to
+	// register with kubelet, in seconds.
+	//
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	DraRegistrationRetryInterval int32 `json:"draRegistrationRetryInterval"`
+
+	// DraRegistrationTimeout is how long one attempt may take, in seconds.
+	//
+	// +optional
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	DraRegistrationTimeout int32 `json:"draRegistrationTimeout"`
+
+	// DraRegistrationMaxAttempts is the number of attempts after which the
+	// driver gives up.
+	//
+	// +optional
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	DraRegistrationMaxAttempts int32 `json:"draRegistrationMaxAttempts"`
+
+	// DeviceManagerConfigs turns device managers on and configures them.
+	//
+	// +optional
+	DeviceManagerConfigs *CiliumNetworkDriverDeviceManagerConfig `json:"deviceManagerConfigs,omitempty"`
+
+	// Pools are the groups in which devices are offered. A device that no pool
+	// matches is not offered. One that several match goes to the first of them
+	// in the order of their names.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.map(p, has(p.filter) && has(p.filter.ifNames) ? size(p.filter.ifNames) : 0).sum() <= 512",message="the ifNames of all pools together may have at most 512 values"
+	// +kubebuilder:validation:XValidation:rule="self.map(p, has(p.filter) && has(p.filter.ifNames) ? size(p.filter.ifNames) : 0).sum() > 512 || self.all(i, p, self.all(j, q, j <= i || !has(p.filter) || !has(p.filter.ifNames) || !has(q.filter) || !has(q.filter.ifNames) || !sets.intersects(p.filter.ifNames, q.filter.ifNames)))",message="an ifNames value names one device and may be in the filter of one pool only"
+	Pools []CiliumNetworkDriverDevicePoolConfig `json:"pools,omitempty"`
+}
+
+// CiliumNetworkDriverDeviceManagerConfig configures the device managers. One
+// that is not mentioned is off.
+type CiliumNetworkDriverDeviceManagerConfig struct {
+	// SRIOV configures the manager of SR-IOV virtual functions.
+	//
+	// +optional
+	SRIOV *SRIOVDeviceManagerConfig `json:"sriov,omitempty"`
+
+	// Dummy configures the manager of dummy links.
+	//
+	// +optional
+	Dummy *DummyDeviceManagerConfig `json:"dummy,omitempty"`
+}
+
+// SRIOVDeviceManagerConfig configures the manager of SR-IOV virtual functions
+// (VFs). It finds the VFs of every physical function (PF) of the node; Ifaces
+// is needed only to have VFs made.
+type SRIOVDeviceManagerConfig struct {
+	// Enabled turns the manager on.
+	//
+	// +required
+	Enabled bool `json:"enabled"`
+
+	// Ifaces are the PFs on which VFs are to be made.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=ifName
+	// +kubebuilder:validation:MaxItems=64
+	Ifaces []SRIOVDeviceConfig `json:"ifaces,omitempty"`
+}
+
+// SRIOVDeviceConfig configures one physical function.
+type SRIOVDeviceConfig struct {
+	// IfName is the kernel's interface name of the PF.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
+	IfName string `json:"ifName"`
+
+	// VfCount is the number of VFs the PF shall have. It is written when the
+	// PF has none: VFs that are already there are left as they are, whatever
+	// their number. 0 makes none.
+	//
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4096
+	VfCount int32 `json:"vfCount"`
+}
+
+// DummyDeviceManagerConfig configures the manager of dummy links.
+type DummyDeviceManagerConfig struct {
+	// Enabled turns the manager on.
+	//
+	// +required
+	Enabled bool `json:"enabled"`
+
+	// Count is the number of dummy links to offer.
+	//
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1024
+	Count int32 `json:"count"`
+}
+
+// CiliumNetworkDriverDevicePoolConfig describes one pool of devices.
+type CiliumNetworkDriverDevicePoolConfig struct {
+	// PoolName is the pool's name, which devices carry as their "pool"
+	// attribute: a DNS subdomain of at most 63 characters (an attribute's
+	// value may have 64).
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="must be a DNS subdomain: lower case letters, digits, '-' and '.', each part beginning and ending with a letter or digit"
+	PoolName string `json:"name"`
+
+	// Filter selects the pool's devices. Without a filter the pool has none;
+	// an empty filter selects every device.
+	//
+	// +optional
+	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
+}
+
+// CiliumNetworkDriverDeviceFilter selects devices. A device matches when every
+// field that is given has one value that fits.
+type CiliumNetworkDriverDeviceFilter struct {
+	// DeviceManagers matches the manager of the device.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:Enum=sr-iov;dummy
+	DeviceManagers []string `json:"deviceManagers,omitempty"`
+
+	// IfNames matches the interface name of the device: of a VF the kernel's,
+	// the last known one while it is in a pod.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=15
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
+	IfNames []string `json:"ifNames,omitempty"`
+
+	// PfNames matches the interface name of a VF's physical function. Dummy
+	// links are not asked.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=15
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
+	PfNames []string `json:"pfNames,omitempty"`
+
+	// ParentIfNames matches the interface name of a device's parent link. VFs
+	// are not asked, dummy links have no parent and do not match.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=15
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
+	ParentIfNames []string `json:"parentIfNames,omitempty"`
+
+	// PciAddrs matches the PCI address as the kernel writes it, for example
+	// 0000:03:00.1.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=16
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]$')",message="must be a PCI address as the kernel writes it, domain:bus:device.function in lower case hexadecimal, for example 0000:03:00.1"
+	PciAddrs []string `json:"pciAddrs,omitempty"`
+
+	// VendorIDs matches the PCI vendor, for example 0x8086.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=6
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x8086"
+	VendorIDs []string `json:"vendorIDs,omitempty"`
+
+	// DeviceIDs matches the PCI device identifier, for example 0x10ca.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=6
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x10ca"
+	DeviceIDs []string `json:"deviceIDs,omitempty"`
+
+	// Drivers matches the kernel driver, for example igbvf or vfio-pci.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[A-Za-z0-9._-]+$')",message="must be the name of a kernel driver: letters, digits, '.', '_' and '-'"
+	Drivers []string `json:"drivers,omitempty"`
+}

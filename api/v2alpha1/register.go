@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Names of the API group, its kinds and their plural resource names.
+const (
+	GroupName = "cilium.io"
+	Version   = "v2alpha1"
+
+	NodeConfigKind     = "CiliumNetworkDriverNodeConfig"
+	NodeConfigResource = "ciliumnetworkdrivernodeconfigs"
+
+	ClusterConfigKind     = "CiliumNetworkDriverClusterConfig"
+	ClusterConfigResource = "ciliumnetworkdriverclusterconfigs"
+)
+
+// SchemeGroupVersion is the group and version of the types in this package.
+var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: Version}
+
+// SchemeBuilder collects the functions that add this package's types to a
+// scheme.
+var SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
+
+// AddToScheme adds this package's types to a scheme.
+var AddToScheme = SchemeBuilder.AddToScheme
+
+// Resource qualifies a resource name with the API group.
+func Resource(resource string) schema.GroupResource {
+	return SchemeGroupVersion.WithResource(resource).GroupResource()
+}
+
+func addKnownTypes(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(SchemeGroupVersion,
+		&CiliumNetworkDriverNodeConfig{},
+		&CiliumNetworkDriverNodeConfigList{},
+		&CiliumNetworkDriverClusterConfig{},
+		&CiliumNetworkDriverClusterConfigList{},
+	)
+	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
+	return nil
+}
