@@ -19,7 +19,7 @@ import (
 // +kubebuilder:printcolumn:name="Driver",type=string,JSONPath=`.status.driverName`,priority=1,description="DRA driver name in use"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].message`,priority=1,description="What could not be applied"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.pools) || self.spec.pools.all(p, size(self.metadata.name) + 1 + size(p.name) <= 253)",message="the node's name and the pool's name, joined by a slash, must be at most 253 characters"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.pools) || self.spec.pools.all(p, size(self.metadata.name) + 1 + size(p.name) <= 253)",message="the node's name and the pool's name, joined by a slash, must be at most 253 characters",fieldPath=".spec.pools"
 
 // CiliumNetworkDriverNodeConfig configures the network driver of one node: the
 // one that has this object's name.
@@ -257,7 +257,7 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=6
-	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x10ca"
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x8086"
 	DeviceIDs []string `json:"deviceIDs,omitempty"`
 
 	// Drivers matches the kernel driver, for example igbvf or vfio-pci.

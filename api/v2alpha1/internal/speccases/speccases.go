@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package speccases holds node config specs with what is wrong with them, for
+// tests that ask the schema, Validate and a real API server the same.
+package speccases
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Case is a spec and the verdict on it.
+type Case struct {
+	// Name says what the case is about.
+	Name string
+
+	// NodeName is the node config's name; empty where it does not matter.
+	NodeName string
+
+	// YAML is the spec.
+	YAML string
+
+	// Field is the path, below the spec, of the field at fault; empty when the
+	// spec is valid.
+	Field string
+
+	// SchemaOnly is set where the fault cannot be told in the Go types, such
+	// as a field of the wrong type.
+	SchemaOnly bool
+}
+
+// Node returns the name to give to a node config with the spec.
+func (c Case) Node() string {
+	if c.NodeName != "" {
+		return c.NodeName
+	}
+	return "worker-node-1"
+}
+
+// All are all cases.
+var All = []Case{
+	// Valid.
+	{Name: "empty spec", YAML: `{}`},
+	{Name: "dummies", YAML: `
+deviceManagerConfigs: {dummy: {enabled: true, count: 3}}
+pools: [{name: fast-net, filter: {deviceManagers: [dummy]}}]`},
+	{Name: "VFs", YAML: `
+deviceManagerConfigs: {sriov: {enabled: true, ifaces: [{ifName: ens1f0, vfCount: 4}]}}
+pools: [{name: sriov-pool, filter: {deviceManagers: [sr-iov], pfNames: [ens1f0]}}]`},
+	{Name: "every field", YAML: `
+driverName: nics.example.com
+draRegistrationRetryInterval: 3600
+draRegistrationTimeout: 1
+draRegistrationMaxAttempts: 100000
+deviceManagerConfigs:
+  sriov: {enabled: false, ifaces: [{ifName: ens1f0np0, vfCount: 0}, {ifName: 'p1.100@x', vfCount: 4096}]}
+  dummy: {enabled: true, count: 1024}
+pools:
+- name: a.b-c
+  filter:
+    deviceManagers: [sr-iov, dummy]
+    ifNames: [ens1f0v0, abcdefghijklmno]
+    pfNames: [ens1f0]
+    parentIfNames: [eth0]
+    pciAddrs: ['0000:03:00.1', '10000:e1:1f.7']
+    vendorIDs: ['0x8086']
+    deviceIDs: ['0x10ca']
+    drivers: [igbvf, vfio-pci, mlx5_core]`},
+	{Name: "no filter and an empty one", YAML: `pools: [{name: none}, {name: all, filter: {}}]`},
+	{Name: "pools that overlap by other fields than ifNames", YAML: `
+pools: [{name: a, filter: {pfNames: [ens1f0]}}, {name: b, filter: {pfNames: [ens1f0], drivers: [igbvf]}}]`},
+	{Name: "as many names as may be", YAML: pools(8, 64)},
+
+	// Pools.
+	{Name: "duplicate pool names", YAML: `pools: [{name: a}, {name: b}, {name: a}]`, Field: "pools[2]"},
+	{Name: "an ifNames value in two pools", YAML: `
+pools: [{name: a, filter: {ifNames: [v0, v1]}}, {name: b}, {name: c, filter: {ifNames: [v2, v1]}}]`, Field: "pools"},
+	{Name: "an ifNames value in two pools with more filters", YAML: `
+pools: [{name: a, filter: {ifNames: [v0], drivers: [igbvf]}}, {name: b, filter: {ifNames: [v0], drivers: [iavf]}}]`, Field: "pools"},
+	{Name: "too many pools", YAML: pools(33, 0), Field: "pools"},
+	{Name: "too many names", YAML: pools(9, 64), Field: "pools"},
+	{Name: "empty pool name", YAML: `pools: [{name: ""}]`, Field: "pools[0].name"},
+	{Name: "pool name with a slash", YAML: `pools: [{name: a/b}]`, Field: "pools[0].name"},
+	{Name: "pool name in upper case", YAML: `pools: [{name: Fast}]`, Field: "pools[0].name"},
+	{Name: "pool name too long", YAML: `pools: [{name: ` + strings.Repeat("p", 64) + `}]`, Field: "pools[0].name"},
+	{Name: "longest pool name", YAML: `pools: [{name: ` + strings.Repeat("p", 63) + `}]`},
+	{Name: "pool without a name", YAML: `pools: [{filter: {}}]`, Field: "pools[0].name", SchemaOnly: true},
+	{Name: "node and pool name just fit", NodeName: longNode, YAML: `pools: [{name: ` + strings.Repeat("p", 253-1-len(longNode)) + `}]`},
+	{Name: "node and pool name too long", NodeName: longNode, YAML: `pools: [{name: ` + strings.Repeat("p", 253-len(longNode)) + `}]`, Field: "pools"},
+
+	// Filters.
+	{Name: "unknown device manager", YAML: filter(`deviceManagers: [sriov]`), Field: "pools[0].filter.deviceManagers[0]"},
+	{Name: "the same value twice", YAML: filter(`pfNames: [a, b, a]`), Field: "pools[0].filter.pfNames[2]"},
+	{Name: "ifNames empty", YAML: filter(`ifNames: [""]`), Field: "pools[0].filter.ifNames[0]"},
+	{Name: "ifNames too long", YAML: filter(`ifNames: [abcdefghijklmnop]`), Field: "pools[0].filter.ifNames[0]"},
+	{Name: "ifNames with a slash", YAML: filter(`ifNames: [ok, a/b]`), Field: "pools[0].filter.ifNames[1]"},
+	{Name: "pfNames with a space", YAML: filter(`pfNames: ["a b"]`), Field: "pools[0].filter.pfNames[0]"},
+	{Name: "pfNames with a line break", YAML: filter(`pfNames: ["a\n"]`), Field: "pools[0].filter.pfNames[0]"},
+	{Name: "parentIfNames is dots", YAML: filter(`parentIfNames: [".."]`), Field: "pools[0].filter.parentIfNames[0]"},
+	{Name: "PCI address without a domain", YAML: filter(`pciAddrs: ["03:00.1"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "PCI address in upper case", YAML: filter(`pciAddrs: ["0000:0A:00.1"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "PCI address with function 8", YAML: filter(`pciAddrs: ["0000:03:00.8"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "PCI address with device 20", YAML: filter(`pciAddrs: ["0000:03:20.0"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "PCI address with dashes", YAML: filter(`pciAddrs: ["0000-03-00-1"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "PCI address too long", YAML: filter(`pciAddrs: ["0000:03:00.1/../x"]`), Field: "pools[0].filter.pciAddrs[0]"},
+	{Name: "vendor without 0x", YAML: filter(`vendorIDs: ["8086"]`), Field: "pools[0].filter.vendorIDs[0]"},
+	{Name: "device in upper case", YAML: filter(`deviceIDs: ["0x10CA"]`), Field: "pools[0].filter.deviceIDs[0]"},
+	{Name: "driver with a slash", YAML: filter(`drivers: [../igbvf]`), Field: "pools[0].filter.drivers[0]"},
+	{Name: "filter field that is no list", YAML: filter(`pfNames: ens1f0`), Field: "pools[0].filter.pfNames", SchemaOnly: true},
+
+	// Device managers.
+	{Name: "negative vfCount", YAML: iface(`ifName: ens1f0, vfCount: -1`), Field: "deviceManagerConfigs.sriov.ifaces[0].vfCount"},
+	{Name: "too large vfCount", YAML: iface(`ifName: ens1f0, vfCount: 4097`), Field: "deviceManagerConfigs.sriov.ifaces[0].vfCount"},
+	{Name: "vfCount is text", YAML: iface(`ifName: ens1f0, vfCount: "4"`), Field: "deviceManagerConfigs.sriov.ifaces[0].vfCount", SchemaOnly: true},
+	{Name: "no vfCount", YAML: iface(`ifName: ens1f0`), Field: "deviceManagerConfigs.sriov.ifaces[0].vfCount", SchemaOnly: true},
+	{Name: "empty PF", YAML: iface(`ifName: "", vfCount: 1`), Field: "deviceManagerConfigs.sriov.ifaces[0].ifName"},
+	{Name: "PF too long", YAML: iface(`ifName: abcdefghijklmnop, vfCount: 1`), Field: "deviceManagerConfigs.sriov.ifaces[0].ifName"},
+	{Name: "PF is a path", YAML: iface(`ifName: ../eth0, vfCount: 1`), Field: "deviceManagerConfigs.sriov.ifaces[0].ifName"},
+	{Name: "PF is a dot", YAML: iface(`ifName: ".", vfCount: 1`), Field: "deviceManagerConfigs.sriov.ifaces[0].ifName"},
+	{Name: "PF with a colon", YAML: iface(`ifName: "eth0:1", vfCount: 1`), Field: "deviceManagerConfigs.sriov.ifaces[0].ifName"},
+	{Name: "the same PF twice", YAML: iface(`ifName: ens1f0, vfCount: 4}, {ifName: ens1f0, vfCount: 2`), Field: "deviceManagerConfigs.sriov.ifaces[1]"},
+	{Name: "negative count", YAML: `deviceManagerConfigs: {dummy: {enabled: true, count: -1}}`, Field: "deviceManagerConfigs.dummy.count"},
+	{Name: "too large count", YAML: `deviceManagerConfigs: {dummy: {enabled: true, count: 1025}}`, Field: "deviceManagerConfigs.dummy.count"},
+	{Name: "neither enabled nor disabled", YAML: `deviceManagerConfigs: {dummy: {count: 1}}`, Field: "deviceManagerConfigs.dummy.enabled", SchemaOnly: true},
+
+	// Registration.
+	{Name: "empty driver name", YAML: `driverName: ""`, Field: "driverName"},
+	{Name: "driver name in upper case", YAML: `driverName: NetworkDriver.cilium.io`, Field: "driverName"},
+	{Name: "driver name with a slash", YAML: `driverName: cilium.io/networkdriver`, Field: "driverName"},
+	{Name: "driver name with two dots", YAML: `driverName: networkdriver..io`, Field: "driverName"},
+	{Name: "driver name too long", YAML: `driverName: ` + strings.Repeat("d", 64), Field: "driverName"},
+	{Name: "no interval", YAML: `draRegistrationRetryInterval: 0`, Field: "draRegistrationRetryInterval"},
+	{Name: "interval too large", YAML: `draRegistrationRetryInterval: 3601`, Field: "draRegistrationRetryInterval"},
+	{Name: "negative timeout", YAML: `draRegistrationTimeout: -5`, Field: "draRegistrationTimeout"},
+	{Name: "no attempts", YAML: `draRegistrationMaxAttempts: 0`, Field: "draRegistrationMaxAttempts"},
+	{Name: "attempts is text", YAML: `draRegistrationMaxAttempts: "10"`, Field: "draRegistrationMaxAttempts", SchemaOnly: true},
+}
+
+var longNode = strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + ".q"
+
+func filter(fields string) string {
+	return fmt.Sprintf("pools: [{name: a, filter: {%s}}]", fields)
+}
+
+func iface(fields string) string {
+	return fmt.Sprintf("deviceManagerConfigs: {sriov: {enabled: true, ifaces: [{%s}]}}", fields)
+}
+
+// pools makes pools with a number of ifNames values each, none of them twice.
+func pools(count, names int) string {
+	var b strings.Builder
+	b.WriteString("pools:\n")
+	for i := range count {
+		fmt.Fprintf(&b, "- name: pool-%d\n  filter:\n    ifNames:\n", i)
+		for j := range names {
+			fmt.Fprintf(&b, "    - p%dn%d\n", i, j)
+		}
+		if names == 0 {
+			fmt.Fprintf(&b, "    - only%d\n", i)
+		}
+	}
+	return b.String()
+}

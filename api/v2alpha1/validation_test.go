@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cilium/networkdriver/api/crds"
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/api/v2alpha1/internal/speccases"
+)
+
+// server validates objects of one kind with the API server's own code.
+type server struct {
+	structural *schema.Structural
+	schema     validation.SchemaValidator
+	rules      *cel.Validator
+}
+
+func newServer(t *testing.T, kind string) *server {
+	t.Helper()
+	for _, object := range crds.Objects() {
+		if object.Spec.Names.Kind != kind {
+			continue
+		}
+		props := &apiextensions.JSONSchemaProps{}
+		require.NoError(t, apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(object.Spec.Versions[0].Schema.OpenAPIV3Schema, props, nil))
+		structural, err := schema.NewStructural(props)
+		require.NoError(t, err)
+		require.Empty(t, schema.ValidateStructural(nil, structural))
+		validator, _, err := validation.NewSchemaValidator(props)
+		require.NoError(t, err)
+		return &server{structural: structural, schema: validator, rules: cel.NewValidator(structural, true, celconfig.PerCallLimit)}
+	}
+	t.Fatalf("no definition of %s", kind)
+	return nil
+}
+
+// admit fills in defaults and returns what the server would refuse.
+func (s *server) admit(t *testing.T, object map[string]any) field.ErrorList {
+	t.Helper()
+	defaulting.Default(object, s.structural)
+	errs := validation.ValidateCustomResource(nil, object, s.schema)
+	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.structural, object)...)
+	if len(errs) > 0 {
+		return errs
+	}
+	errs, _ = s.rules.Validate(t.Context(), nil, s.structural, object, nil, celconfig.RuntimeCELCostBudget)
+	return errs
+}
+
+// TestValidate checks that the schema and Validate agree on every case, for
+// node configs and for cluster configs, and name the field at fault.
+func TestValidate(t *testing.T) {
+	nodeConfigs := newServer(t, v2alpha1.NodeConfigKind)
+	clusterConfigs := newServer(t, v2alpha1.ClusterConfigKind)
+
+	for _, test := range speccases.All {
+		t.Run(test.Name, func(t *testing.T) {
+			t.Run("node config", func(t *testing.T) {
+				object := decode(t, v2alpha1.NodeConfigKind, test.Node(), test.YAML, "spec")
+				requireRefused(t, nodeConfigs.admit(t, object), "spec", test.Field)
+				if test.SchemaOnly {
+					return
+				}
+				config := &v2alpha1.CiliumNetworkDriverNodeConfig{}
+				convert(t, object, config)
+				requireRefused(t, fieldErrors(t, config.Validate()), "spec", test.Field)
+			})
+			if test.NodeName != "" {
+				return // the name counts in node configs only
+			}
+			t.Run("cluster config", func(t *testing.T) {
+				object := decode(t, v2alpha1.ClusterConfigKind, "workers", test.YAML, "spec", "spec")
+				requireRefused(t, clusterConfigs.admit(t, object), "spec.spec", test.Field)
+				if test.SchemaOnly {
+					return
+				}
+				config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
+				convert(t, object, config)
+				requireRefused(t, fieldErrors(t, config.Validate()), "spec.spec", test.Field)
+			})
+		})
+	}
+}
+
+// TestMessages checks that Validate says what the schema's rules say.
+func TestMessages(t *testing.T) {
+	var said []string
+	for _, test := range speccases.All {
+		if test.SchemaOnly {
+			continue
+		}
+		config := &v2alpha1.CiliumNetworkDriverNodeConfig{}
+		convert(t, decode(t, v2alpha1.NodeConfigKind, test.Node(), test.YAML, "spec"), config)
+		for _, err := range fieldErrors(t, config.Validate()) {
+			said = append(said, err.Detail)
+		}
+	}
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+		messages := ruleMessages(newServer(t, kind).structural)
+		require.NotEmpty(t, messages)
+		for _, message := range messages {
+			require.True(t, slices.ContainsFunc(said, func(detail string) bool { return strings.HasPrefix(detail, message) }),
+				"no case makes Validate say %q", message)
+		}
+	}
+}
+
+func ruleMessages(s *schema.Structural) []string {
+	var messages []string
+	for _, rule := range s.XValidations {
+		messages = append(messages, rule.Message)
+	}
+	if s.Items != nil {
+		messages = append(messages, ruleMessages(s.Items)...)
+	}
+	for _, property := range s.Properties {
+		messages = append(messages, ruleMessages(&property)...)
+	}
+	return messages
+}
+
+func TestValidateSelector(t *testing.T) {
+	config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
+	config.Spec.Spec.Default()
+	require.NoError(t, config.Validate(), "no selector")
+
+	config.Spec.NodeSelector = &metav1.LabelSelector{}
+	require.NoError(t, config.Validate(), "empty selector")
+
+	config.Spec.NodeSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "rack", Operator: "Like", Values: []string{"a"}}}
+	require.ErrorContains(t, config.Validate(), "spec.nodeSelector.matchExpressions[0].operator")
+}
+
+// TestDefault checks that Default and the schema give the same.
+func TestDefault(t *testing.T) {
+	object := decode(t, v2alpha1.NodeConfigKind, "worker", "deviceManagerConfigs: {dummy: {enabled: true}}", "spec")
+	require.Empty(t, newServer(t, v2alpha1.NodeConfigKind).admit(t, object))
+	byServer := &v2alpha1.CiliumNetworkDriverNodeConfig{}
+	convert(t, object, byServer)
+
+	spec := v2alpha1.CiliumNetworkDriverNodeConfigSpec{
+		DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{
+			Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true},
+		},
+	}
+	spec.Default()
+	require.Equal(t, byServer.Spec, spec)
+	require.NoError(t, spec.Validate())
+
+	set := v2alpha1.CiliumNetworkDriverNodeConfigSpec{
+		DriverName: "nics.example.com", DraRegistrationRetryInterval: 2, DraRegistrationTimeout: 3, DraRegistrationMaxAttempts: 4,
+	}
+	kept := set
+	kept.Default()
+	require.Equal(t, set, kept, "fields that are set stay as they are")
+}
+
+// TestFilterSurvives checks that no filter and an empty one stay different
+// things through the Go types.
+func TestFilterSurvives(t *testing.T) {
+	object := decode(t, v2alpha1.NodeConfigKind, "worker", "pools: [{name: none}, {name: all, filter: {}}]", "spec")
+	config := &v2alpha1.CiliumNetworkDriverNodeConfig{}
+	convert(t, object, config)
+	require.Nil(t, config.Spec.Pools[0].Filter)
+	require.NotNil(t, config.Spec.Pools[1].Filter)
+
+	raw, err := yaml.Marshal(config.Spec.Pools)
+	require.NoError(t, err)
+	require.YAMLEq(t, "[{name: none}, {name: all, filter: {}}]", string(raw))
+}
+
+// decode makes an object of a kind with a spec given as YAML at a path.
+func decode(t *testing.T, kind, name, manifest string, path ...string) map[string]any {
+	t.Helper()
+	spec := map[string]any{}
+	require.NoError(t, yaml.Unmarshal([]byte(manifest), &spec))
+	object := map[string]any{
+		"apiVersion": v2alpha1.SchemeGroupVersion.String(),
+		"kind":       kind,
+		"metadata":   map[string]any{"name": name},
+	}
+	at := object
+	for _, step := range path[:len(path)-1] {
+		next := map[string]any{}
+		at[step], at = next, next
+	}
+	at[path[len(path)-1]] = integers(spec)
+	return object
+}
+
+// integers turns the numbers of decoded YAML into what the API server's
+// decoder makes of them.
+func integers(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, item := range value {
+			value[key] = integers(item)
+		}
+	case []any:
+		for i, item := range value {
+			value[i] = integers(item)
+		}
+	case float64:
+		if whole := int64(value); float64(whole) == value {
+			return whole
+		}
+	}
+	return value
+}
+
+func convert(t *testing.T, object map[string]any, into any) {
+	t.Helper()
+	raw, err := yaml.Marshal(object)
+	require.NoError(t, err)
+	require.NoError(t, yaml.UnmarshalStrict(raw, into))
+}
+
+func fieldErrors(t *testing.T, err error) field.ErrorList {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var aggregate utilerrors.Aggregate
+	require.True(t, errors.As(err, &aggregate))
+	var errs field.ErrorList
+	for _, err := range aggregate.Errors() {
+		var fieldError *field.Error
+		require.True(t, errors.As(err, &fieldError), "%v has no field", err)
+		errs = append(errs, fieldError)
+	}
+	return errs
+}
+
+// requireRefused checks that there is an error at the field under prefix, or
+// below it, and none elsewhere. No field means no error.
+func requireRefused(t *testing.T, errs field.ErrorList, prefix, wanted string) {
+	t.Helper()
+	if wanted == "" {
+		require.Empty(t, errs)
+		return
+	}
+	require.NotEmpty(t, errs, "nothing refused, wanted an error at %s", wanted)
+	wanted = fmt.Sprintf("%s.%s", prefix, wanted)
+	for _, err := range errs {
+		require.True(t, strings.HasPrefix(err.Field, wanted), "%v is not about %s", err, wanted)
+	}
+}
