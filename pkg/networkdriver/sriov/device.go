@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// Device is one SR-IOV virtual function. It is immutable, and its JSON form is what a claim's record keeps.
+type Device struct {
+	// Addr is the PCI address, which is what the device is known by.
+	Addr string `json:"pciAddr"`
+	// KernelIfaceName is the interface name on the host. It is empty for a VF without an interface.
+	KernelIfaceName string `json:"kernelIfName,omitempty"`
+	// MTU in bytes, 0 for a VF without an interface.
+	MTU int `json:"mtu,omitempty"`
+	// MAC is the hardware address in colon notation, empty for a VF without an interface.
+	MAC string `json:"mac,omitempty"`
+	// PFName is the interface name of the physical function.
+	PFName string `json:"pfName"`
+	// VFID is the VF's index on its PF.
+	VFID int `json:"vfID"`
+	// Vendor and DeviceID are the PCI identifiers, such as 0x8086.
+	Vendor   string `json:"vendor"`
+	DeviceID string `json:"deviceID"`
+	// Driver is the bound kernel driver.
+	Driver string `json:"driver"`
+	// PCIeRoot is the root complex, such as pci0000:00; empty if unknown.
+	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// NUMANode is nil if the device is near to no node in particular.
+	NUMANode *int64 `json:"numaNode,omitempty"`
+	// Original is what the device was like before Setup; nil for a device that is not prepared.
+	Original *Original `json:"original,omitempty"`
+
+	manager *Manager
+}
+
+// Original is what Setup found, and so what the device goes back to.
+type Original struct {
+	// Link is the VF's own interface. It is zero for a VF without one.
+	Link types.LinkState `json:"link"`
+	// VF is what the PF had on record for the VF.
+	VF VFSettings `json:"vf"`
+}
+
+var _ types.Device = (*Device)(nil)
+
+// IfName implements [types.Device]: the PCI address as a DNS label, such as 0000-03-00-1.
+func (d *Device) IfName() string { return nameOf(d.Addr) }
+
+func nameOf(addr string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(addr) }
+
+// KernelIfName implements [types.Device].
+func (d *Device) KernelIfName() string { return d.KernelIfaceName }
+
+// maxAttributeLen is the longest string value that a ResourceSlice takes (resource.k8s.io/v1, DeviceAttribute).
+const maxAttributeLen = 64
+
+// Attrs implements [types.Device]. What is unknown is left out, and so is a string that the API would refuse the whole
+// slice for.
+func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 12)
+	for name, value := range map[resourceapi.QualifiedName]string{
+		"ifName":       d.IfName(),
+		"kernelIfName": d.KernelIfaceName,
+		"mac":          d.MAC,
+		"pfName":       d.PFName,
+		"vendor":       d.Vendor,
+		"deviceID":     d.DeviceID,
+		"driver":       d.Driver,
+		deviceattribute.StandardDeviceAttributePCIBusID: d.Addr,
+		deviceattribute.StandardDeviceAttributePCIeRoot: d.PCIeRoot,
+	} {
+		if value != "" && len(value) <= maxAttributeLen {
+			attrs[name] = resourceapi.DeviceAttribute{StringValue: &value}
+		}
+	}
+	vfID := int64(d.VFID)
+	attrs["vfID"] = resourceapi.DeviceAttribute{IntValue: &vfID}
+	if d.MTU != 0 {
+		mtu := int64(d.MTU)
+		attrs["mtu"] = resourceapi.DeviceAttribute{IntValue: &mtu}
+	}
+	if d.NUMANode != nil {
+		node := *d.NUMANode
+		attrs[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
+	}
+	return attrs
+}
+
+// Match implements [types.Device]. parentIfNames is not asked of a VF, whose parent is its PF.
+func (d *Device) Match(f *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
+	if f == nil {
+		return false
+	}
+	match := func(allowed []string, value string) bool {
+		return len(allowed) == 0 || value != "" && slices.Contains(allowed, value)
+	}
+	return match(f.DeviceManagers, types.DeviceManagerTypeSRIOV.String()) &&
+		match(f.IfNames, d.KernelIfaceName) &&
+		match(f.PfNames, d.PFName) &&
+		match(f.PciAddrs, d.Addr) &&
+		match(f.VendorIDs, d.Vendor) &&
+		match(f.DeviceIDs, d.DeviceID) &&
+		match(f.Drivers, d.Driver)
+}
+
+// Link implements [types.Device].
+func (d *Device) Link() types.LinkID {
+	if isUserspaceDriver(d.Driver) {
+		return types.LinkID{}
+	}
+	return types.LinkID{PCIAddr: d.Addr}
+}
+
+// isUserspaceDriver is true for a driver that hands the device to a process instead of making an interface. The
+// vendors' variants of vfio-pci have vfio in their names (drivers/vfio/pci).
+func isUserspaceDriver(driver string) bool {
+	return strings.Contains(driver, "vfio") || driver == "uio_pci_generic" || driver == "igb_uio"
+}
+
+// HostState implements [types.Device].
+func (d *Device) HostState() types.LinkState {
+	if d.Original == nil {
+		return types.LinkState{}
+	}
+	state := d.Original.Link
+	state.AltNames = slices.Clone(state.AltNames)
+	return state
+}
+
+// Validate implements [types.Device].
+func (d *Device) Validate(cfg types.DeviceConfig) error {
+	if vlan := cfg.VLAN(); vlan < 0 || vlan > types.MaxVLAN {
+		return fmt.Errorf("vlan: %d is not in 0..%d", vlan, types.MaxVLAN)
+	}
+	if cfg.PodIfName == "" {
+		return nil
+	}
+	if d.Link().IsZero() {
+		return fmt.Errorf("podIfName: %s has no interface to name, it is bound to the driver %s", d.IfName(), d.Driver)
+	}
+	if err := types.ValidatePodIfName(cfg.PodIfName); err != nil {
+		return fmt.Errorf("podIfName: %w", err)
+	}
+	return nil
+}
+
+// Setup implements [types.Device]: it puts the VF into the VLAN that is asked for, or out of any.
+func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
+	if err := d.Validate(cfg); err != nil {
+		return nil, err
+	}
+	prepared, err := d.manager.setup(ctx, d, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
+	}
+	return prepared, nil
+}
+
+// Free implements [types.Device]: the VLAN and the address that the PF has for the VF go back to what Setup found. The
+// caller vouches that the VF is still the claim's.
+func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
+	if d.Original == nil {
+		return nil
+	}
+	if err := d.manager.free(ctx, d, cfg); err != nil {
+		return fmt.Errorf("free VF %s: %w", d.Addr, err)
+	}
+	return nil
+}
+
+// Merge implements [types.Device]. All that is published of a prepared device stays as it was when it was allotted,
+// not just what cannot be seen: whoever chose it by an attribute keeps what he chose.
+func (d *Device) Merge(prepared types.Device) types.Device {
+	p, ok := prepared.(*Device)
+	if !ok || p.Addr != d.Addr {
+		return d
+	}
+	merged := *p
+	merged.Original = nil
+	merged.manager = d.manager
+	return &merged
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (d *Device) MarshalJSON() ([]byte, error) {
+	type fields Device
+	return json.Marshal((*fields)(d))
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// tree is a sysfs of files and links in a temporary directory, laid out as the kernel lays it out.
+type tree struct {
+	tb     testing.TB
+	root   string
+	kernel *fakeKernel
+	// index is the last interface index that was given.
+	index int
+}
+
+// bus is the directory of all devices; the tree has one root port.
+const bus = "devices/pci0000:00/0000:00:01.0"
+
+func newTree(tb testing.TB) *tree {
+	tb.Helper()
+	t := &tree{tb: tb, root: tb.TempDir(), index: 1, kernel: &fakeKernel{links: map[int]link{}, vfs: map[int]map[int]VFSettings{}}}
+	t.mkdir("bus/pci/devices")
+	t.mkdir("class/net")
+	return t
+}
+
+func (t *tree) path(elem ...string) string {
+	return filepath.Join(append([]string{t.root}, elem...)...)
+}
+
+func (t *tree) mkdir(dir string) { require.NoError(t.tb, os.MkdirAll(t.path(dir), 0o755)) }
+
+func (t *tree) write(path, content string) {
+	require.NoError(t.tb, os.WriteFile(t.path(path), []byte(content+"\n"), 0o644))
+}
+
+func (t *tree) read(path string) string {
+	data, err := os.ReadFile(t.path(path))
+	require.NoError(t.tb, err)
+	return strings.TrimSpace(string(data))
+}
+
+func (t *tree) symlink(target, path string) { require.NoError(t.tb, os.Symlink(target, t.path(path))) }
+
+func (t *tree) remove(path string) { require.NoError(t.tb, os.RemoveAll(t.path(path))) }
+
+func (t *tree) device(addr, class, deviceID string) {
+	dir := filepath.Join(bus, addr)
+	t.mkdir(dir)
+	t.write(dir+"/class", class)
+	t.write(dir+"/vendor", "0x8086")
+	t.write(dir+"/device", deviceID)
+	t.write(dir+"/numa_node", "-1")
+	t.symlink("../../../"+dir, "bus/pci/devices/"+addr)
+}
+
+// pf adds a physical function with its interface, and returns the interface's index.
+func (t *tree) pf(addr, ifName string, totalVFs int) int {
+	t.device(addr, "0x020000", "0x10c9")
+	t.write(filepath.Join(bus, addr, "sriov_totalvfs"), fmt.Sprint(totalVFs))
+	t.write(filepath.Join(bus, addr, "sriov_numvfs"), "0")
+	t.bind(addr, "igb")
+	index := t.netdev(addr, ifName)
+	t.kernel.vfs[index] = map[int]VFSettings{}
+	return index
+}
+
+// vf adds a virtual function without a driver.
+func (t *tree) vf(pfAddr string, id int, addr string) {
+	t.device(addr, "0x020000", "0x10ca")
+	t.symlink("../"+pfAddr, filepath.Join(bus, addr, "physfn"))
+	t.symlink("../"+addr, filepath.Join(bus, pfAddr, fmt.Sprintf("virtfn%d", id)))
+	for index, l := range t.kernel.links {
+		if l.parent == pfAddr {
+			t.kernel.vfs[index][id] = VFSettings{}
+		}
+	}
+}
+
+// kernelVF adds a virtual function with an interface, and returns the interface's index.
+func (t *tree) kernelVF(pfAddr string, id int, addr, ifName string) int {
+	t.vf(pfAddr, id, addr)
+	t.bind(addr, "igbvf")
+	return t.netdev(addr, ifName)
+}
+
+func (t *tree) bind(addr, driver string) {
+	t.remove(filepath.Join(bus, addr, "driver"))
+	t.symlink("../../../../bus/pci/drivers/"+driver, filepath.Join(bus, addr, "driver"))
+}
+
+// netdev adds an interface to sysfs and to the kernel.
+func (t *tree) netdev(addr, name string) int {
+	t.index++
+	l := link{index: t.index, parent: addr, LinkState: types.LinkState{
+		Name: name, MTU: 1500, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", t.index>>8, t.index&0xff), AltNames: []string{"alt" + name},
+	}}
+	t.kernel.set(l)
+	t.showNetdev(l)
+	return l.index
+}
+
+// showNetdev makes the interface visible in the host's namespace.
+func (t *tree) showNetdev(l link) {
+	dir := filepath.Join(bus, l.parent, "net", l.Name)
+	t.mkdir(dir)
+	t.write(dir+"/ifindex", fmt.Sprint(l.index))
+	t.write(dir+"/mtu", fmt.Sprint(l.MTU))
+	t.write(dir+"/address", l.MAC)
+	t.symlink("../../../"+l.parent, dir+"/device")
+	t.symlink("../../"+dir, "class/net/"+l.Name)
+}
+
+// hideNetdev is what the move of an interface to another namespace looks like on the host.
+func (t *tree) hideNetdev(addr, name string) {
+	t.remove(filepath.Join(bus, addr, "net"))
+	t.remove("class/net/" + name)
+}
+
+// rename renames an interface in sysfs and in the kernel.
+func (t *tree) rename(index int, to string) {
+	l := t.kernel.links[index]
+	t.hideNetdev(l.parent, l.Name)
+	l.Name = to
+	t.kernel.set(l)
+	t.showNetdev(l)
+}
+
+func (t *tree) manager(p Params) *Manager {
+	if p.Logger == nil {
+		p.Logger = slog.New(slog.DiscardHandler)
+	}
+	p.SysfsPath = t.root
+	return newManager(p, t.kernel)
+}
+
+// scan returns the snapshot's devices and reasons for leaving out by name.
+func (t *tree) scan(m *Manager) (devices map[string]*Device, skipped map[string]string) {
+	t.tb.Helper()
+	s, err := m.scan()
+	require.NoError(t.tb, err)
+	devices, skipped = map[string]*Device{}, map[string]string{}
+	for _, d := range s.Devices {
+		devices[d.IfName()] = d.(*Device)
+	}
+	for _, sk := range s.Skipped {
+		skipped[sk.Device] = sk.Reason
+	}
+	return devices, skipped
+}
+
+// fakeKernel answers what rtnetlink would, and fails where told to.
+type fakeKernel struct {
+	// mu guards the fields below.
+	mu       sync.Mutex
+	links    map[int]link
+	vfs      map[int]map[int]VFSettings
+	routes   []int
+	scanErr  error
+	setUpErr error
+	up       []int
+	// setVLAN is asked before a VLAN is set.
+	setVLAN func(pfIndex, vf int, s VFSettings) error
+	setMAC  func(mac string) error
+	// changes are the VLANs and addresses that were set.
+	changes []string
+	events  chan error
+}
+
+func (k *fakeKernel) set(l link) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.links[l.index] = l
+}
+
+func (k *fakeKernel) Links() ([]hostnet.Link, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return nil, k.scanErr
+}
+
+func (k *fakeKernel) DefaultRouteLinks() ([]int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.routes, nil
+}
+
+func (k *fakeKernel) Addresses() ([]hostnet.Address, error) { return nil, nil }
+
+func (k *fakeKernel) Link(index int) (link, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l, ok := k.links[index]
+	if !ok {
+		return link{}, unix.ENODEV
+	}
+	return l, nil
+}
+
+func (k *fakeKernel) SetUp(index int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.up = append(k.up, index)
+	return k.setUpErr
+}
+
+func (k *fakeKernel) VFs(pfIndex int) (map[int]VFSettings, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	vfs := map[int]VFSettings{}
+	for id, s := range k.vfs[pfIndex] {
+		vfs[id] = s
+	}
+	return vfs, nil
+}
+
+func (k *fakeKernel) SetVFVLAN(pfIndex, vf int, s VFSettings) error {
+	if k.setVLAN != nil {
+		if err := k.setVLAN(pfIndex, vf, s); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.changes = append(k.changes, fmt.Sprintf("vf %d vlan %d qos %d proto %d", vf, s.VLAN, s.QoS, s.VLANProto))
+	s.MAC = k.vfs[pfIndex][vf].MAC
+	k.vfs[pfIndex][vf] = s
+	return nil
+}
+
+func (k *fakeKernel) SetVFMAC(pfIndex, vf int, mac string) error {
+	if k.setMAC != nil {
+		if err := k.setMAC(mac); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.changes = append(k.changes, fmt.Sprintf("vf %d mac %s", vf, mac))
+	s := k.vfs[pfIndex][vf]
+	s.MAC = mac
+	k.vfs[pfIndex][vf] = s
+	return nil
+}
+
+// WatchLinks takes a nil from events for a link event, and an error for the end of the subscription.
+func (k *fakeKernel) WatchLinks(ctx context.Context, notify func()) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-k.events:
+			if err != nil {
+				return err
+			}
+			notify()
+		}
+	}
+}

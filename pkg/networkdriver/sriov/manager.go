@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package sriov is the device manager of SR-IOV virtual functions. It makes VFs on physical functions that have none,
+// finds the VFs of all physical functions in sysfs, and keeps a VF in its VLAN by the PF, where the pod that has the VF
+// cannot change it.
+//
+// A VF is known by its PCI address. Names, the PF and the VF's index on it are looked up anew whenever something is
+// done, because each of them may change while the agent runs.
+package sriov
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	// pollInterval bounds how long a change goes unnoticed that makes no link event, such as a VF bound to vfio-pci.
+	pollInterval = 10 * time.Second
+	// quietPeriod is how long no link must have changed before names count as settled: udev renames an interface some
+	// time after the kernel made it.
+	quietPeriod = 200 * time.Millisecond
+	// maxSettle bounds the wait for a quiet period on a node where links never stop changing.
+	maxSettle = 2 * time.Second
+	// resubscribeDelay is the pause before a lost subscription to link events is made again.
+	resubscribeDelay = time.Second
+)
+
+// Params is what the manager needs.
+type Params struct {
+	Logger *slog.Logger
+	// Config names the PFs to make VFs on. VFs of other PFs are found too: what is offered is up to the pools.
+	Config *v2alpha1.SRIOVDeviceManagerConfig
+	// SysfsPath is where the host's sysfs is mounted, writable if VFs are to be made.
+	SysfsPath string
+	// NodeIPs are the addresses that the cluster knows the node by. A VF that has one is not offered.
+	NodeIPs []netip.Addr
+	// Prepared says whether the device with this name is prepared for a claim. The link of such a device may be in a
+	// pod, where discovery cannot see it. It must know the restored allocations before Run is called.
+	Prepared func(name string) bool
+}
+
+// Manager is the device manager of SR-IOV virtual functions.
+type Manager struct {
+	log      *slog.Logger
+	sysfs    sysfs
+	kernel   kernel
+	nodeIPs  []netip.Addr
+	prepared func(name string) bool
+	// provisioner is used by Run only.
+	provisioner *provisioner
+	pfs         pfLocks
+}
+
+var _ types.DeviceManager = (*Manager)(nil)
+
+// New returns a manager that works on the network namespace it is called from.
+func New(p Params) *Manager { return newManager(p, rtnetlink{}) }
+
+func newManager(p Params, k kernel) *Manager {
+	m := &Manager{
+		log:      p.Logger,
+		sysfs:    sysfs{root: p.SysfsPath},
+		kernel:   k,
+		nodeIPs:  p.NodeIPs,
+		prepared: p.Prepared,
+	}
+	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, failed: map[string]failure{}}
+	if p.Config != nil {
+		m.provisioner.ifaces = p.Config.Ifaces
+	}
+	return m
+}
+
+// Type implements [types.DeviceManager].
+func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSRIOV }
+
+// Run implements [types.DeviceManager]. After the first scan it scans again when links have changed and are quiet
+// again, and now and then for what makes no link event.
+func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
+	changed := make(chan struct{}, 1)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	watcher.Go(func() { m.watchLinks(ctx, changed) })
+
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	last := m.refresh(nil, publish)
+	var (
+		// quiet is nil while no change waits to be scanned.
+		quiet    <-chan time.Time
+		settleBy time.Time
+	)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			if quiet == nil {
+				settleBy = time.Now().Add(maxSettle)
+			}
+			quiet = time.After(min(quietPeriod, time.Until(settleBy)))
+			continue
+		case <-quiet:
+			quiet = nil
+		case <-poll.C:
+			if quiet != nil {
+				continue
+			}
+		}
+		last = m.refresh(last, publish)
+	}
+}
+
+// refresh makes missing VFs, scans, and publishes what differs from the last snapshot, which it returns.
+func (m *Manager) refresh(last *types.Snapshot, publish func(types.Snapshot)) *types.Snapshot {
+	problems := m.provisioner.provision()
+	next, err := m.scan()
+	if err != nil {
+		m.log.Error("Cannot discover SR-IOV VFs, the last known ones stay", "error", err)
+		return last
+	}
+	next.Problems = problems
+	if last != nil && reflect.DeepEqual(*last, next) {
+		return last
+	}
+	m.logChanges(last, next)
+	publish(next)
+	return &next
+}
+
+// logChanges warns of what is new among the devices left out and the problems, and not again at every scan.
+func (m *Manager) logChanges(last *types.Snapshot, next types.Snapshot) {
+	skipped, problems := map[types.Skipped]bool{}, map[types.Problem]bool{}
+	if last != nil {
+		for _, s := range last.Skipped {
+			skipped[s] = true
+		}
+		for _, p := range last.Problems {
+			problems[p] = true
+		}
+	}
+	for _, s := range next.Skipped {
+		if !skipped[s] {
+			m.log.Warn("SR-IOV VF is not offered", "device", s.Device, "reason", s.Reason)
+		}
+	}
+	for _, p := range next.Problems {
+		if !problems[p] {
+			m.log.Warn("SR-IOV configuration cannot be met", "field", p.Field, "reason", p.Message)
+		}
+	}
+	m.log.Info("Discovered SR-IOV VFs", "devices", len(next.Devices), "skipped", len(next.Skipped))
+}
+
+// watchLinks signals changed for every link event until the context ends.
+func (m *Manager) watchLinks(ctx context.Context, changed chan<- struct{}) {
+	notify := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	for {
+		err := m.kernel.WatchLinks(ctx, notify)
+		if ctx.Err() != nil {
+			return
+		}
+		m.log.Warn("Lost the subscription to link events", "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(resubscribeDelay):
+		}
+		// Events may have been missed.
+		notify()
+	}
+}
+
+// pfLocks serialises what is done to the VFs of one PF, whose driver answers busy to the second caller; other PFs do
+// not wait.
+type pfLocks struct {
+	// mu guards byAddr.
+	mu     sync.Mutex
+	byAddr map[string]chan struct{}
+}
+
+// acquire waits for the PF's lock and returns the function that gives it back.
+func (l *pfLocks) acquire(ctx context.Context, pfAddr string) (release func(), err error) {
+	l.mu.Lock()
+	if l.byAddr == nil {
+		l.byAddr = map[string]chan struct{}{}
+	}
+	lock, ok := l.byAddr[pfAddr]
+	if !ok {
+		lock = make(chan struct{}, 1)
+		l.byAddr[pfAddr] = lock
+	}
+	l.mu.Unlock()
+	select {
+	case lock <- struct{}{}:
+		return func() { <-lock }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for other work on PF %s: %w", pfAddr, ctx.Err())
+	}
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	// busyAttempts and busyDelay are how often, and with which first pause (doubled each time), a PF that says it is
+	// busy is asked again: about 2.5 s in all, within the time that kubelet gives a call.
+	busyAttempts = 8
+	busyDelay    = 20 * time.Millisecond
+	// linkAttempts and linkDelay bound the search for an interface that is being renamed or moved.
+	linkAttempts = 5
+	linkDelay    = 20 * time.Millisecond
+)
+
+// setup establishes the complete state that the configuration asks for, also "no VLAN": whatever a VLAN is left over
+// from, its owner must not receive this pod's frames. What is found is remembered and comes back at Free, whoever set
+// it: without a record of a claim, nothing tells an administrator's VLAN from one that a crash left.
+//
+// The one change to the node is the last step, so that there is nothing to take back when an earlier one fails.
+func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) (*Device, error) {
+	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
+	if err != nil {
+		return nil, err
+	}
+	if reason := vf.unusable(); reason != "" {
+		return nil, errors.New(reason)
+	}
+	if vf.netdev != nil {
+		if err := m.refuseOwnNetwork(vf.netdev); err != nil {
+			return nil, err
+		}
+	}
+
+	prepared := d
+	if d.Original == nil {
+		if prepared, err = m.remember(ctx, vf, d.KernelIfaceName); err != nil {
+			return nil, err
+		}
+		// The driver may have changed since the device was allotted.
+		if err := prepared.Validate(cfg); err != nil {
+			return nil, err
+		}
+	}
+
+	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	settings, err := m.vfSettings(vf)
+	if err != nil {
+		return nil, err
+	}
+	found, onRecord := settings[vf.id]
+	if d.Original == nil {
+		prepared.Original.VF = found
+		m.warnOfSharedMAC(vf, prepared.MAC, settings)
+	}
+	want := VFSettings{VLAN: cfg.VLAN()}
+	if onRecord && found.sameVLAN(want) {
+		return prepared, nil
+	}
+	if err := m.setVLAN(ctx, vf, want); err != nil {
+		if !onRecord && want.VLAN == 0 && errors.Is(err, unix.EOPNOTSUPP) {
+			// A driver without VLANs for VFs has none to clear.
+			return prepared, nil
+		}
+		if onRecord {
+			if undo := m.kernel.SetVFVLAN(vf.pf.ifIndex, vf.id, found); undo != nil {
+				m.log.Error("Cannot restore a VF's VLAN after a failed change", "device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "error", undo)
+			}
+		}
+		return nil, err
+	}
+	return prepared, nil
+}
+
+// refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
+func (m *Manager) refuseOwnNetwork(dev *netdev) error {
+	view, err := hostnet.Scan(m.kernel, m.nodeIPs)
+	if err != nil {
+		return fmt.Errorf("read the node's own network: %w", err)
+	}
+	if reason := view.Reason(dev.index); reason != "" {
+		return fmt.Errorf("its interface %s is part of the node's own network: it %s", dev.name, reason)
+	}
+	return nil
+}
+
+// remember returns the VF as a prepared device, with the state of its interface.
+func (m *Manager) remember(ctx context.Context, vf *virtFn, knownName string) (*Device, error) {
+	prepared := m.device(vf)
+	prepared.Original = &Original{}
+	if vf.netdev == nil {
+		if vf.linkMissing() {
+			return nil, fmt.Errorf("its interface is not in the host's network namespace although the driver %s is bound", vf.driver)
+		}
+		return prepared, nil
+	}
+	l, err := m.settledLink(ctx, vf.addr, knownName)
+	if err != nil {
+		return nil, err
+	}
+	prepared.Original.Link = l.LinkState
+	prepared.KernelIfaceName, prepared.MTU, prepared.MAC = l.Name, l.MTU, l.MAC
+	return prepared, nil
+}
+
+// settledLink reads the VF's interface. If its name is not the one that discovery saw, udev is likely at work on it,
+// and the name is waited for to stay the same: what is remembered is what the interface is called after the pod.
+func (m *Manager) settledLink(ctx context.Context, addr, knownName string) (link, error) {
+	l, err := m.hostLink(ctx, addr)
+	if err != nil || l.Name == knownName {
+		return l, err
+	}
+	for deadline := time.Now().Add(maxSettle); ; {
+		if err := pause(ctx, quietPeriod); err != nil {
+			return link{}, fmt.Errorf("wait for its interface %s to keep its name: %w", l.Name, err)
+		}
+		next, err := m.hostLink(ctx, addr)
+		if err != nil {
+			return link{}, err
+		}
+		if next.Name == l.Name {
+			return next, nil
+		}
+		if time.Now().After(deadline) {
+			return link{}, fmt.Errorf("its interface is renamed all the time (now %s)", next.Name)
+		}
+		l = next
+	}
+}
+
+// hostLink resolves the PCI address to the interface and makes sure that the kernel says the same of the index it got:
+// between two looks the index may have gone to another interface.
+func (m *Manager) hostLink(ctx context.Context, addr string) (link, error) {
+	var err error
+	for range linkAttempts {
+		var dev *netdev
+		dev, err = m.sysfs.netdev(addr)
+		if err == nil && dev == nil {
+			err = errors.New("its interface is not in the host's network namespace")
+		}
+		if err == nil {
+			var l link
+			l, err = m.kernel.Link(dev.index)
+			if err == nil && l.parent == addr {
+				return l, nil
+			}
+			if err == nil {
+				err = fmt.Errorf("interface %d (%s) belongs to %q, not to %s", l.index, l.Name, l.parent, addr)
+			}
+		}
+		if pauseErr := pause(ctx, linkDelay); pauseErr != nil {
+			return link{}, errors.Join(err, pauseErr)
+		}
+	}
+	return link{}, err
+}
+
+// vfSettings reads the PF's record of its VFs.
+func (m *Manager) vfSettings(vf *virtFn) (map[int]VFSettings, error) {
+	l, err := m.kernel.Link(vf.pf.ifIndex)
+	if err != nil {
+		return nil, fmt.Errorf("read its PF %s: %w", vf.pf.ifName, err)
+	}
+	if l.parent != vf.pf.addr {
+		return nil, fmt.Errorf("interface %d (%s) belongs to %q, not to the PF %s", l.index, l.Name, l.parent, vf.pf.addr)
+	}
+	settings, err := m.kernel.VFs(vf.pf.ifIndex)
+	if err != nil {
+		return nil, fmt.Errorf("read the VFs of PF %s: %w", vf.pf.ifName, err)
+	}
+	return settings, nil
+}
+
+// warnOfSharedMAC tells of another VF of the PF with the same address, whose frames this one may get.
+func (m *Manager) warnOfSharedMAC(vf *virtFn, mac string, settings map[int]VFSettings) {
+	for id, s := range settings {
+		if id != vf.id && mac != "" && s.MAC == mac {
+			m.log.Warn("Two VFs have the same hardware address, frames may reach the wrong one",
+				"device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "otherVF", id, "mac", mac)
+		}
+	}
+}
+
+// setVLAN is called with the PF's lock held.
+func (m *Manager) setVLAN(ctx context.Context, vf *virtFn, s VFSettings) error {
+	err := retryBusy(ctx, func() error { return m.kernel.SetVFVLAN(vf.pf.ifIndex, vf.id, s) })
+	if err != nil {
+		return fmt.Errorf("set VLAN %d of VF %d on PF %s: %w", s.VLAN, vf.id, vf.pf.ifName, err)
+	}
+	return nil
+}
+
+// free restores what the PF had on record for the VF. A VF or PF that is gone took its settings with it. A VLAN that is
+// no longer the claim's was changed by someone else while the VF was the claim's; the VF goes back as it was found all
+// the same.
+func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) error {
+	log := m.log.With("device", d.IfName())
+	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
+	switch {
+	case errors.Is(err, errGone), errors.Is(err, errNotVF):
+		log.Warn("Nothing to restore of a VF that is gone", "pf", d.PFName)
+		return nil
+	case err != nil:
+		return err
+	case vf.pf.ifName == "":
+		log.Warn("Nothing to restore of a VF whose PF is gone", "pf", d.PFName)
+		return nil
+	}
+
+	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	if err != nil {
+		return err
+	}
+	defer release()
+	log = log.With("pf", vf.pf.ifName, "vf", vf.id)
+	settings, err := m.vfSettings(vf)
+	if err != nil {
+		return err
+	}
+	now, onRecord := settings[vf.id]
+	was := d.Original.VF
+	if !onRecord {
+		// Without a record on the PF the only known change is the claim's own.
+		now = VFSettings{VLAN: cfg.VLAN()}
+	}
+	if !now.sameVLAN(was) {
+		if now.VLAN != cfg.VLAN() {
+			log.Warn("A VF's VLAN was changed while it was a claim's", "vlan", now.VLAN, "claimVLAN", cfg.VLAN(), "restored", was.VLAN)
+		}
+		if err := m.setVLAN(ctx, vf, was); err != nil {
+			return err
+		}
+	}
+	return m.restoreMAC(ctx, vf, now.MAC, d.Original)
+}
+
+// restoreMAC removes an address from the PF's record that the pod left there. Most often there is nothing to do: the
+// record follows the VF's interface, whose address is back already. An empty record is no one's address; writing into
+// it would take from the VF the right to choose one.
+func (m *Manager) restoreMAC(ctx context.Context, vf *virtFn, now string, was *Original) error {
+	if now == "" || now == was.VF.MAC || now == was.Link.MAC {
+		return nil
+	}
+	err := retryBusy(ctx, func() error { return m.kernel.SetVFMAC(vf.pf.ifIndex, vf.id, was.VF.MAC) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		m.log.Warn("The PF's driver does not take back a VF's hardware address", "device", nameOf(vf.addr), "pf", vf.pf.ifName,
+			"vf", vf.id, "mac", now, "restored", was.VF.MAC, "error", err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("restore the address of VF %d on PF %s to %q: %w", vf.id, vf.pf.ifName, was.VF.MAC, err)
+	}
+	return nil
+}
+
+// retryBusy repeats what fails because the PF is busy with something else.
+func retryBusy(ctx context.Context, do func() error) error {
+	delay := busyDelay
+	for attempt := 1; ; attempt++ {
+		err := do()
+		if attempt == busyAttempts || !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EAGAIN) {
+			return err
+		}
+		if pauseErr := pause(ctx, delay); pauseErr != nil {
+			return errors.Join(err, pauseErr)
+		}
+		delay *= 2
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
