@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	testDriver = "networkdriver.cilium.io"
+	testNode   = "node-1"
+	testBoot   = "boot-1"
+)
+
+// host is the state of the machine that the fake devices change.
+type host struct {
+	mu        sync.Mutex // guards the fields below
+	vlans     map[string]int
+	calls     []string         // "setup a", "free a", "return a"
+	fail      map[string]error // by call
+	block     map[string]chan struct{}
+	onReturn  func(*tables.DRAAllocation)
+	cancelled bool // whether a Free saw an ended context
+}
+
+func newHost() *host {
+	return &host{vlans: map[string]int{}, fail: map[string]error{}, block: map[string]chan struct{}{}}
+}
+
+// enter notes the call, waits if it is to wait, and returns the error that it is to fail with.
+func (h *host) enter(ctx context.Context, call string) error {
+	h.mu.Lock()
+	h.calls = append(h.calls, call)
+	err, wait := h.fail[call], h.block[call]
+	h.mu.Unlock()
+	if wait != nil {
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return err
+}
+
+func (h *host) takeCalls() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	calls := h.calls
+	h.calls = nil
+	return calls
+}
+
+func (h *host) seen(call string) func() bool {
+	return func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return slices.Contains(h.calls, call)
+	}
+}
+
+func (h *host) setFail(call string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fail[call] = err
+}
+
+func (h *host) vlan(device string) (int, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	vlan, set := h.vlans[device]
+	return vlan, set
+}
+
+// Return implements [Returner].
+func (h *host) Return(ctx context.Context, row *tables.DRAAllocation) error {
+	if err := h.enter(ctx, "return "+row.DeviceName); err != nil {
+		return err
+	}
+	if h.onReturn != nil {
+		h.onReturn(row)
+	}
+	return nil
+}
+
+// fakeDevice is a device of the host. It is prepared if Found is true.
+type fakeDevice struct {
+	host   *host
+	Name   string `json:"name"`
+	Kernel string `json:"kernel,omitempty"`
+	Found  bool   `json:"found"`
+	NoLink bool   `json:"noLink,omitempty"`
+	Pad    string `json:"pad,omitempty"`
+}
+
+var _ types.Device = (*fakeDevice)(nil)
+
+func (d *fakeDevice) MarshalJSON() ([]byte, error) {
+	type plain fakeDevice
+	return json.Marshal((*plain)(d))
+}
+func (d *fakeDevice) IfName() string       { return d.Name }
+func (d *fakeDevice) KernelIfName() string { return d.Kernel }
+func (d *fakeDevice) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	return nil
+}
+func (d *fakeDevice) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool { return true }
+func (d *fakeDevice) Link() types.LinkID {
+	if d.NoLink {
+		return types.LinkID{}
+	}
+	return types.LinkID{PCIAddr: d.Name}
+}
+func (d *fakeDevice) HostState() types.LinkState      { return types.LinkState{Name: d.Kernel} }
+func (d *fakeDevice) Merge(types.Device) types.Device { return d }
+
+// Validate refuses VLANs on devices whose name begins with dummy.
+func (d *fakeDevice) Validate(cfg types.DeviceConfig) error {
+	if strings.HasPrefix(d.Name, "dummy") && cfg.Vlan != nil {
+		return errors.New("vlan: a dummy device has no VLAN filter")
+	}
+	return nil
+}
+
+func (d *fakeDevice) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
+	if err := d.host.enter(ctx, "setup "+d.Name); err != nil {
+		return nil, err
+	}
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	d.host.vlans[d.Name] = cfg.VLAN()
+	prepared := *d
+	prepared.Found = true
+	return &prepared, nil
+}
+
+func (d *fakeDevice) Free(ctx context.Context, _ types.DeviceConfig) error {
+	if !d.Found {
+		return errors.New("freed without having been set up")
+	}
+	err := d.host.enter(ctx, "free "+d.Name)
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	d.host.cancelled = d.host.cancelled || ctx.Err() != nil
+	if err == nil {
+		delete(d.host.vlans, d.Name)
+	}
+	return err
+}
+
+// fakeManager restores fake devices.
+type fakeManager struct{ host *host }
+
+func (m fakeManager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSRIOV }
+func (m fakeManager) Run(ctx context.Context, _ func(types.Snapshot)) error {
+	<-ctx.Done()
+	return nil
+}
+func (m fakeManager) RestoreDevice(data []byte) (types.Device, error) {
+	type plain fakeDevice
+	var d plain
+	if err := json.Unmarshal(data, &d); err != nil {
+		return nil, fmt.Errorf("decode device: %w", err)
+	}
+	if d.Name == "" || !d.Found {
+		return nil, errors.New("not a prepared device")
+	}
+	d.host = m.host
+	return (*fakeDevice)(&d), nil
+}
+
+// fakeStatus is a [StatusWriter] that keeps what it is told.
+type fakeStatus struct {
+	mu        sync.Mutex // guards the fields below
+	applied   map[kubetypes.UID][]string
+	withdrawn []Ref
+	fail      error
+	during    func()
+}
+
+func (s *fakeStatus) Apply(_ context.Context, claim Ref, rows []*tables.DRAAllocation) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.during != nil {
+		s.during()
+	}
+	if s.fail != nil {
+		return s.fail
+	}
+	var names []string
+	for _, row := range rows {
+		names = append(names, row.DeviceName)
+	}
+	if s.applied == nil {
+		s.applied = map[kubetypes.UID][]string{}
+	}
+	s.applied[claim.UID] = names
+	return nil
+}
+
+func (s *fakeStatus) Withdraw(claim Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.withdrawn = append(s.withdrawn, claim)
+}
+
+func (s *fakeStatus) takeWithdrawn() []Ref {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.withdrawn
+	s.withdrawn = nil
+	return w
+}
+
+// fixture is a node with its tables.
+type fixture struct {
+	*Preparer
+	t           testing.TB
+	db          *statedb.DB
+	devices     statedb.RWTable[*tables.DRADevice]
+	allocations statedb.RWTable[*tables.DRAAllocation]
+	host        *host
+	status      *fakeStatus
+}
+
+// newFixture makes a node whose inventory has the devices of these names.
+func newFixture(t testing.TB, names ...string) *fixture {
+	t.Helper()
+	db := statedb.New()
+	devices, err := tables.NewDeviceTable(db)
+	require.NoError(t, err)
+	allocations, err := tables.NewAllocationTable(db)
+	require.NoError(t, err)
+	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{}}
+	f.Preparer = NewPreparer(Params{
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), DB: db, Devices: devices, Allocations: allocations,
+		Status: f.status, Returner: f.host, DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
+	})
+	for _, name := range names {
+		f.addDevice(&fakeDevice{Name: name})
+	}
+	return f
+}
+
+func (f *fixture) addDevice(d *fakeDevice) {
+	f.t.Helper()
+	d.host = f.host
+	txn := f.db.WriteTxn(f.devices)
+	_, _, err := f.devices.Insert(txn, &tables.DRADevice{Name: d.Name, Manager: types.DeviceManagerTypeSRIOV, Dev: d})
+	require.NoError(f.t, err)
+	txn.Commit()
+}
+
+func (f *fixture) rows() []*tables.DRAAllocation {
+	return statedb.Collect(f.allocations.All(f.db.ReadTxn()))
+}
+
+func (f *fixture) row(device string) *tables.DRAAllocation {
+	f.t.Helper()
+	row, _, found := f.allocations.Get(f.db.ReadTxn(), tables.AllocationsByDevice(device))
+	require.True(f.t, found, "no row for device %s", device)
+	return row
+}
+
+func (f *fixture) insert(rows ...*tables.DRAAllocation) {
+	f.t.Helper()
+	txn := f.db.WriteTxn(f.allocations)
+	for _, row := range rows {
+		_, _, err := f.allocations.Insert(txn, row)
+		require.NoError(f.t, err)
+	}
+	txn.Commit()
+}
+
+func (f *fixture) attach(device string) {
+	f.t.Helper()
+	f.insert(f.row(device).With(func(r *tables.DRAAllocation) {
+		r.Attachment = &types.Attachment{SandboxID: "sandbox", NetNS: "/run/netns/x", IfName: "net1", IfIndex: 7,
+			MAC: "02:00:00:00:00:01", IPs: []string{"192.0.2.4/24"}}
+	}))
+}
+
+// claim builds a claim; each device satisfies the request of the same position.
+type claimOption func(*resourceapi.ResourceClaim)
+
+func newClaim(name string, options ...claimOption) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: kubetypes.UID("uid-" + name)},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+	}
+	forPod("pod-" + name)(claim)
+	for _, o := range options {
+		o(claim)
+	}
+	return claim
+}
+
+func forPod(name string) claimOption {
+	return func(c *resourceapi.ResourceClaim) {
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: name, UID: kubetypes.UID("uid-" + name)},
+		}
+	}
+}
+
+func alsoFor(consumer resourceapi.ResourceClaimConsumerReference) claimOption {
+	return func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = append(c.Status.ReservedFor, consumer) }
+}
+
+// with adds an allocation result, and a request of class "class" if there is none yet of that name.
+func with(request, device string) claimOption { return withClass(request, device, "class") }
+
+func withClass(request, device, class string) claimOption {
+	return func(c *resourceapi.ResourceClaim) {
+		parent, sub, isSub := strings.Cut(request, "/")
+		i := slices.IndexFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name == parent })
+		if i < 0 {
+			r := resourceapi.DeviceRequest{Name: parent}
+			if isSub {
+				r.FirstAvailable = []resourceapi.DeviceSubRequest{{Name: sub, DeviceClassName: class}}
+			} else {
+				r.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: class}
+			}
+			c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, r)
+		}
+		withResult(resourceapi.DeviceRequestAllocationResult{
+			Request: request, Driver: testDriver, Pool: testNode + "/pool", Device: device,
+		})(c)
+	}
+}
+
+func withResult(result resourceapi.DeviceRequestAllocationResult) claimOption {
+	return func(c *resourceapi.ResourceClaim) {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+	}
+}
+
+func fromClass(parameters string, requests ...string) claimOption {
+	return config(resourceapi.AllocationConfigSourceClass, testDriver, parameters, requests)
+}
+
+func fromClaim(parameters string, requests ...string) claimOption {
+	return config(resourceapi.AllocationConfigSourceClaim, testDriver, parameters, requests)
+}
+
+func config(source resourceapi.AllocationConfigSource, driver, parameters string, requests []string) claimOption {
+	return func(c *resourceapi.ResourceClaim) {
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
+			},
+		})
+	}
+}
+
+func vlan(id int) *int { return &id }

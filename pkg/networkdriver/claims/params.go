@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// How exactly a configuration names a request; the more exact one is applied later.
+const (
+	notNamed = iota
+	namesAll
+	namesRequest
+	namesSubrequest
+)
+
+// ResolveConfigs returns what the claim asks of each of its allocation results of the driver, in their order.
+//
+// Configurations of device classes come before those of the claim. Within each of the two, one for all requests comes
+// before one for the request, which comes before one for the subrequest; otherwise the order in the allocation
+// counts. A later configuration overrides the parameters that it sets and no others. Entries for other drivers, and
+// those that name none of the driver's requests, are not looked at.
+func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]types.DeviceConfig, error) {
+	results := resultsOf(claim, driver)
+	if len(results) == 0 {
+		return nil, nil
+	}
+	type layer struct {
+		rank int
+		cfg  types.DeviceConfig
+	}
+	layers := make([][]layer, len(results))
+	for _, entry := range claim.Status.Allocation.Devices.Config {
+		if entry.Opaque == nil || entry.Opaque.Driver != driver {
+			continue
+		}
+		rank, origin, err := originOf(claim, results, entry)
+		if err != nil {
+			return nil, permanentError{err}
+		}
+		var cfg types.DeviceConfig
+		parsed := false
+		for i, result := range results {
+			exactness := exactnessOf(entry.Requests, result.Request)
+			if exactness == notNamed {
+				continue
+			}
+			if !parsed {
+				if cfg, err = types.ParseDeviceConfig(entry.Opaque.Parameters.Raw); err != nil {
+					return nil, permanentError{fmt.Errorf("request %q: %s: %w", result.Request, origin, err)}
+				}
+				parsed = true
+			}
+			layers[i] = append(layers[i], layer{rank: rank + exactness, cfg: cfg})
+		}
+	}
+	configs := make([]types.DeviceConfig, len(results))
+	for i := range results {
+		slices.SortStableFunc(layers[i], func(a, b layer) int { return cmp.Compare(a.rank, b.rank) })
+		for _, l := range layers[i] {
+			configs[i] = configs[i].Override(l.cfg)
+		}
+	}
+	return configs, nil
+}
+
+// originOf ranks a configuration by where it comes from, and says that in words. A class's configuration without
+// requests is only understood if there is one class: schedulers before Kubernetes issue 134789 was resolved never
+// say which requests a class's configuration is for, newer ones leave it out only if it is for all.
+func originOf(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult,
+	entry resourceapi.DeviceAllocationConfiguration,
+) (rank int, origin string, err error) {
+	switch entry.Source {
+	case resourceapi.AllocationConfigSourceClaim:
+		return 1 + namesSubrequest, "parameters", nil
+	case resourceapi.AllocationConfigSourceClass:
+		if len(entry.Requests) == 0 {
+			if classes := classesOf(claim, results); len(classes) > 1 {
+				return 0, "", fmt.Errorf("requests %s: parameters from a device class are ambiguous: the scheduler does not say "+
+					"for which request they are, and the claim uses the classes %s; use one class, or one claim for each",
+					quoteAll(requestNames(results)), quoteAll(classes))
+			}
+		}
+		return 0, "parameters from the device class", nil
+	default:
+		return 0, "", fmt.Errorf("requests %s: parameters come from %q, which is neither %s nor %s", quoteAll(requestNames(results)),
+			entry.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim)
+	}
+}
+
+// exactnessOf says how exactly the names of a configuration name the request of a result, which is "request" or
+// "request/subrequest". No names at all name every request.
+func exactnessOf(names []string, request string) int {
+	if len(names) == 0 {
+		return namesAll
+	}
+	parent, _, isSub := strings.Cut(request, "/")
+	switch {
+	case isSub && slices.Contains(names, request):
+		return namesSubrequest
+	case slices.Contains(names, parent):
+		return namesRequest
+	default:
+		return notNamed
+	}
+}
+
+// classesOf returns the sorted names of the device classes that the results were allocated from.
+func classesOf(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) []string {
+	classes := map[string]string{}
+	for _, request := range claim.Spec.Devices.Requests {
+		if request.Exactly != nil {
+			classes[request.Name] = request.Exactly.DeviceClassName
+		}
+		for _, sub := range request.FirstAvailable {
+			classes[request.Name+"/"+sub.Name] = sub.DeviceClassName
+		}
+	}
+	var used []string
+	for _, result := range results {
+		used = append(used, classes[result.Request])
+	}
+	slices.Sort(used)
+	return slices.Compact(used)
+}
+
+func requestNames(results []resourceapi.DeviceRequestAllocationResult) []string {
+	var names []string
+	for _, result := range results {
+		names = append(names, result.Request)
+	}
+	return slices.Compact(names)
+}
+
+func quoteAll(names []string) string {
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = fmt.Sprintf("%q", name)
+	}
+	return strings.Join(quoted, ", ")
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+func TestResolveConfigs(t *testing.T) {
+	foreign := func(c *resourceapi.ResourceClaim) {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: "gpu.example.com", Pool: "p", Device: "d"})
+		c.Spec.Devices.Requests = append(c.Spec.Devices.Requests,
+			resourceapi.DeviceRequest{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu-class"}})
+	}
+	tests := []struct {
+		name    string
+		options []claimOption
+		want    []types.DeviceConfig
+		err     string
+	}{
+		{name: "no result of ours", options: []claimOption{foreign, fromClaim(`{"vlna":1}`)}},
+		{name: "no parameters", options: []claimOption{with("net", "a")}, want: []types.DeviceConfig{{}}},
+		{name: "no requests means all", options: []claimOption{with("a", "a"), with("b", "b"), fromClaim(`{"vlan":7}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(7)}, {Vlan: vlan(7)}}},
+		{name: "one request only", options: []claimOption{with("a", "a"), with("b", "b"), fromClaim(`{"vlan":7}`, "b")},
+			want: []types.DeviceConfig{{}, {Vlan: vlan(7)}}},
+		{name: "claim beats class", options: []claimOption{with("a", "a"), fromClaim(`{"vlan":20}`), fromClass(`{"vlan":10}`, "a")},
+			want: []types.DeviceConfig{{Vlan: vlan(20)}}},
+		{name: "claim for all beats class for the subrequest", options: []claimOption{with("a/s", "a"), fromClass(`{"vlan":10}`, "a/s"), fromClaim(`{"vlan":20}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(20)}}},
+		{name: "each field by itself", options: []claimOption{with("a", "a"), fromClass(`{"vlan":10,"podIfName":"x0"}`), fromClaim(`{"podIfName":"net1"}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(10), PodIfName: "net1"}}},
+		{name: "vlan 0 overrides", options: []claimOption{with("a", "a"), fromClass(`{"vlan":10}`), fromClaim(`{"vlan":0}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(0)}}},
+		{name: "request beats all, whatever the order", options: []claimOption{with("a", "a"), with("b", "b"), fromClaim(`{"vlan":30}`, "a"), fromClaim(`{"vlan":20}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(30)}, {Vlan: vlan(20)}}},
+		{name: "subrequest beats request beats all", options: []claimOption{with("a/s", "a"), fromClaim(`{"vlan":3}`, "a/s"), fromClaim(`{"vlan":2}`, "a"), fromClaim(`{"vlan":1}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(3)}}},
+		{name: "parent name matches a subrequest", options: []claimOption{with("a/s", "a"), fromClaim(`{"vlan":2}`, "a")},
+			want: []types.DeviceConfig{{Vlan: vlan(2)}}},
+		{name: "another subrequest does not match", options: []claimOption{with("a/s", "a"), fromClaim(`{"vlan":2}`, "a/t")},
+			want: []types.DeviceConfig{{}}},
+		{name: "a request is no prefix", options: []claimOption{with("ab", "a"), fromClaim(`{"vlan":2}`, "a")},
+			want: []types.DeviceConfig{{}}},
+		{name: "of two equals the later counts", options: []claimOption{with("a", "a"), fromClaim(`{"vlan":2}`, "a"), fromClaim(`{"vlan":3}`, "a")},
+			want: []types.DeviceConfig{{Vlan: vlan(3)}}},
+		{name: "several names in one entry", options: []claimOption{with("a", "a"), with("b/s", "b"), fromClaim(`{"vlan":2}`, "a", "b", "b/s"), fromClaim(`{"vlan":3}`, "b")},
+			want: []types.DeviceConfig{{Vlan: vlan(2)}, {Vlan: vlan(2)}}},
+		{name: "other drivers are not parsed", options: []claimOption{foreign, with("net", "a"),
+			config(resourceapi.AllocationConfigSourceClaim, "gpu.example.com", `{"vlan":"no"`, nil), fromClaim(`{"vlan":2}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(2)}}},
+		{name: "an entry without opaque", options: []claimOption{with("net", "a"), func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config,
+				resourceapi.DeviceAllocationConfiguration{Source: resourceapi.AllocationConfigSourceClaim})
+		}}, want: []types.DeviceConfig{{}}},
+		{name: "entries for nothing of ours are not parsed", options: []claimOption{with("net", "a"), fromClaim(`{"vlna":1}`, "gpu")},
+			want: []types.DeviceConfig{{}}},
+
+		{name: "class without requests, one class", options: []claimOption{with("a", "a"), with("b", "b"), fromClass(`{"vlan":10}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(10)}, {Vlan: vlan(10)}}},
+		{name: "class without requests, the other class is another driver's", options: []claimOption{foreign, with("a", "a"), fromClass(`{"vlan":10}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(10)}}},
+		{name: "class without requests, two classes", options: []claimOption{withClass("a", "a", "red"), withClass("b/s", "b", "blue"), fromClass(`{"vlan":10}`), fromClass(`{"vlan":20}`)},
+			err: `requests "a", "b/s": parameters from a device class are ambiguous: the scheduler does not say for which request they are, and the claim uses the classes "blue", "red"; use one class, or one claim for each`},
+		{name: "class with requests, two classes", options: []claimOption{withClass("a", "a", "red"), withClass("b", "b", "blue"), fromClass(`{"vlan":10}`, "a"), fromClass(`{"vlan":20}`, "b")},
+			want: []types.DeviceConfig{{Vlan: vlan(10)}, {Vlan: vlan(20)}}},
+		{name: "two classes, only claim parameters", options: []claimOption{withClass("a", "a", "red"), withClass("b", "b", "blue"), fromClaim(`{"vlan":10}`)},
+			want: []types.DeviceConfig{{Vlan: vlan(10)}, {Vlan: vlan(10)}}},
+		{name: "unknown source", options: []claimOption{with("net", "a"), config("FromMars", testDriver, `{}`, nil)},
+			err: `requests "net": parameters come from "FromMars", which is neither FromClass nor FromClaim`},
+
+		{name: "vlan too large", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":5000}`)},
+			err: `request "net": parameters: vlan: 5000 is not in 0..4094`},
+		{name: "vlan negative", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":-1}`)},
+			err: `request "net": parameters: vlan: -1 is not in 0..4094`},
+		{name: "unknown field in the class", options: []claimOption{with("net", "a"), fromClass(`{"vlna":100}`)},
+			err: `request "net": parameters from the device class: unknown field "vlna", allowed are podIfName and vlan`},
+		{name: "wrong type", options: []claimOption{with("x", "x"), with("net", "a"), fromClaim(`{"vlan":"100"}`, "net")},
+			err: `request "net": parameters: vlan: "100" is not a whole number from 0 to 4094`},
+		{name: "no parameters at all", options: []claimOption{with("net", "a"), fromClaim(``)},
+			err: `request "net": parameters: decode parameters: EOF`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ResolveConfigs(newClaim("c", tt.options...), testDriver)
+			if tt.err != "" {
+				require.EqualError(t, err, tt.err)
+				require.True(t, IsPermanent(err), "must be permanent")
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, tt.want, got)
+		})
+	}
+	_, err := ResolveConfigs(&resourceapi.ResourceClaim{}, testDriver)
+	require.NoError(t, err, "a claim without allocation has no configurations")
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// defaultRollbackTimeout bounds the Free of one device after a failed Prepare.
+const defaultRollbackTimeout = 10 * time.Second
+
+// Params are what a [Preparer] works with.
+type Params struct {
+	Logger      *slog.Logger
+	DB          *statedb.DB
+	Devices     statedb.Table[*tables.DRADevice]
+	Allocations statedb.RWTable[*tables.DRAAllocation]
+	Status      StatusWriter
+	Returner    Returner
+	// DriverName is the name under which the driver publishes devices.
+	DriverName string
+	// NodeName is the first part of the names of this node's pools.
+	NodeName string
+	// Metrics may be nil.
+	Metrics *Metrics
+	// RollbackTimeout bounds the Free of one device after a failed Prepare; 0 means 10 seconds.
+	RollbackTimeout time.Duration
+}
+
+// Preparer prepares and unprepares claims. Calls for different claims run at the same time, those for one claim one
+// after the other.
+type Preparer struct {
+	Params
+	claims   keyedLock
+	reserved reservations
+}
+
+// NewPreparer makes a Preparer.
+func NewPreparer(p Params) *Preparer {
+	if p.RollbackTimeout == 0 {
+		p.RollbackTimeout = defaultRollbackTimeout
+	}
+	return &Preparer{Params: p}
+}
+
+// Result is the answer to Prepare.
+type Result struct {
+	Devices []PreparedDevice
+}
+
+// PreparedDevice is one prepared device in the terms of the claim's allocation.
+type PreparedDevice struct {
+	// Request is the request, or request/subrequest, that the device satisfies.
+	Request string
+	// Pool is the pool's published name, with the node.
+	Pool string
+	// Device is the device's name.
+	Device string
+}
+
+// Prepare sets up all devices of ours that the claim was allotted: everything is checked before anything is touched,
+// then come Setup, the claim's status and the allocation table, and when one of these fails, what this call has set
+// up is freed again. A claim that is prepared already gets the same answer without any effect. The error names claim
+// and request, and the present holder of a device that is taken.
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (result Result, err error) {
+	start := time.Now()
+	defer func() { p.Metrics.done("prepare", start, err) }()
+
+	unlock, err := p.claims.lock(ctx, string(claim.UID))
+	if err != nil {
+		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), err)
+	}
+	defer unlock()
+	if result, err = p.prepare(ctx, claim); err != nil {
+		hint := ""
+		if IsPermanent(err) {
+			hint = " (permanent: trying again does not help)"
+		}
+		return Result{}, fmt.Errorf("prepare claim %s: %w%s", RefOf(claim), err, hint)
+	}
+	return result, nil
+}
+
+// wanted is one device that a claim is to have.
+type wanted struct {
+	request string
+	pool    string // as configured
+	name    string
+	config  types.DeviceConfig
+	row     *tables.DRAAllocation // of an earlier call for this claim and pod, or nil
+	device  types.Device          // to set up; nil if the row needs nothing more
+	manager types.DeviceManagerType
+}
+
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (Result, error) {
+	ref := RefOf(claim)
+	pod, err := consumerOf(claim)
+	if err != nil {
+		return Result{}, err
+	}
+	devices, err := p.wantedDevices(claim)
+	if err != nil {
+		return Result{}, err
+	}
+	stale := p.matchRows(ref, pod, devices)
+	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || needsSetup(w.row) }) {
+		return p.resultOf(devices), nil
+	}
+
+	// Reserve first and look at the tables then: whoever had a reservation until now has left its rows there.
+	release, err := p.reserve(ref, pod, devices)
+	if err != nil {
+		return Result{}, err
+	}
+	defer release()
+	if err := p.check(ref, pod, devices); err != nil {
+		return Result{}, err
+	}
+	if err = p.freeStale(ctx, pod, stale); err == nil {
+		err = p.setUp(ctx, ref, pod, devices)
+	}
+	if err != nil {
+		if len(stale) > 0 {
+			p.Status.Withdraw(ref) // what was freed must not come back at the next restart
+		}
+		return Result{}, err
+	}
+	return p.resultOf(devices), nil
+}
+
+// consumerOf returns the one pod that the claim is reserved for.
+func consumerOf(claim *resourceapi.ResourceClaim) (resourceapi.ResourceClaimConsumerReference, error) {
+	var none resourceapi.ResourceClaimConsumerReference
+	consumers := claim.Status.ReservedFor
+	switch {
+	case claim.Status.Allocation == nil:
+		return none, errors.New("the claim is not allocated")
+	case len(consumers) == 0:
+		return none, errors.New("the claim is not reserved for a pod")
+	}
+	for _, c := range consumers {
+		if c.APIGroup != "" || c.Resource != "pods" {
+			resource := c.Resource
+			if c.APIGroup != "" {
+				resource += "." + c.APIGroup
+			}
+			return none, permanentError{fmt.Errorf("the claim is reserved for %s %q, a network device can only be given to a pod",
+				resource, c.Name)}
+		}
+	}
+	if len(consumers) > 1 {
+		return none, fmt.Errorf("the claim is reserved for %d pods, %q (uid %s) and %q (uid %s) among them; a network device can only be given to one",
+			len(consumers), consumers[0].Name, consumers[0].UID, consumers[1].Name, consumers[1].UID)
+	}
+	return consumers[0], nil
+}
+
+// wantedDevices checks and returns what the claim asks of this driver and node.
+func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, error) {
+	results := resultsOf(claim, p.DriverName)
+	if len(results) == 0 {
+		return nil, permanentError{fmt.Errorf("the claim has no device of driver %s", p.DriverName)}
+	}
+	var devices []*wanted
+	for _, result := range results {
+		pool, ours := configuredPool(p.NodeName, result.Pool)
+		switch {
+		case !ours:
+			return nil, permanentError{fmt.Errorf("request %q: device %s is in pool %s, which is not a pool of this node, %s",
+				result.Request, result.Device, result.Pool, p.NodeName)}
+		case result.AdminAccess != nil && *result.AdminAccess:
+			// Such a device may be another pod's; setting it up would break that pod.
+			return nil, permanentError{fmt.Errorf("request %q: adminAccess to device %s is not supported: a network device is given to one pod or not at all",
+				result.Request, result.Device)}
+		case result.ShareID != nil:
+			return nil, permanentError{fmt.Errorf("request %q: device %s was allocated as a share, but cannot be shared", result.Request, result.Device)}
+		}
+		devices = append(devices, &wanted{request: result.Request, pool: pool, name: result.Device})
+	}
+	configs, err := ResolveConfigs(claim, p.DriverName)
+	if err != nil {
+		return nil, err
+	}
+	for i, config := range configs {
+		devices[i].config = config
+	}
+	return devices, nil
+}
+
+// matchRows gives every wanted device its row if there is one. What it returns are rows of this claim that the pod
+// does not want: from a pod that had the claim before, or from an earlier allocation.
+func (p *Preparer) matchRows(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) (stale []*tables.DRAAllocation) {
+	for row := range p.Allocations.List(p.DB.ReadTxn(), tables.AllocationsByClaim(claim.UID)) {
+		i := slices.IndexFunc(devices, func(w *wanted) bool {
+			return row.PodUID == pod.UID && row.Pool == w.pool && row.DeviceName == w.name
+		})
+		if i < 0 {
+			stale = append(stale, row)
+			continue
+		}
+		devices[i].row = row
+	}
+	return stale
+}
+
+// needsSetup is true for a row of a device that could not be freed or attached: Setup brings it into shape again.
+func needsSetup(row *tables.DRAAllocation) bool { return row.Error != "" && row.Attachment == nil }
+
+// ifName is the name that the device's link will have in the pod; empty for a device without one.
+func ifName(config types.DeviceConfig, device types.Device) string {
+	if config.PodIfName != "" {
+		return config.PodIfName
+	}
+	return device.KernelIfName()
+}
+
+// reserve looks the devices up in the inventory and keeps concurrent calls from taking them, or their names in the pod.
+func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) (release func(), err error) {
+	txn := p.DB.ReadTxn()
+	type description struct{ request, text string }
+	things := map[string]description{}
+	var keys []string
+	reserve := func(key, request, text string) {
+		things[key] = description{request, text}
+		keys = append(keys, key)
+	}
+	for _, w := range devices {
+		if w.row != nil && !needsSetup(w.row) {
+			continue
+		}
+		entry, _, found := p.Devices.Get(txn, tables.DeviceByName(w.name))
+		if !found {
+			return nil, fmt.Errorf("request %q: device %s is gone: the node has no such device that can serve now", w.request, w.name)
+		}
+		w.device, w.manager = entry.Dev, entry.Manager
+		if w.row != nil {
+			w.device = w.row.PreparedDevice // it remembers how the link was found
+		}
+		reserve("device/"+w.name, w.request, "device "+w.name)
+		if name := ifName(w.config, w.device); name != "" {
+			reserve("name/"+string(pod.UID)+"/"+name, w.request, fmt.Sprintf("interface name %q in pod %s", name, pod.Name))
+		}
+	}
+	release, taken, holder := p.reserved.take(claim, keys)
+	if release == nil {
+		return nil, fmt.Errorf("request %q: %s is being prepared for claim %s (uid %s)",
+			things[taken].request, things[taken].text, holder, holder.UID)
+	}
+	return release, nil
+}
+
+// check refuses devices that others hold, names that clash in the pod, and configurations that a device cannot do.
+func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
+	txn := p.DB.ReadTxn()
+	for _, w := range devices {
+		for row := range p.Allocations.List(txn, tables.AllocationsByDevice(w.name)) {
+			if row.ClaimUID != claim.UID {
+				return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
+					w.request, w.name, row.Claim(), row.ClaimUID, podName(row), row.PodUID)
+			}
+		}
+	}
+
+	type user struct {
+		request string
+		claim   Ref
+	}
+	names := map[string]user{}
+	for row := range p.Allocations.List(txn, tables.AllocationsByPod(pod.UID)) {
+		if row.ClaimUID == claim.UID {
+			continue
+		}
+		if name := ifName(row.Config, row.PreparedDevice); name != "" {
+			names[name] = user{row.Request, refOfRow(row)}
+		}
+	}
+	for _, w := range devices {
+		device := w.device
+		if device == nil {
+			device = w.row.PreparedDevice
+		}
+		name := ifName(w.config, device)
+		other, clash := names[name]
+		switch {
+		case name == "":
+		case clash && other.claim != claim:
+			return permanentError{fmt.Errorf("request %q: podIfName: %q is also what request %q of claim %s has in the same pod",
+				w.request, name, other.request, other.claim)}
+		case clash && other.request == w.request:
+			return permanentError{fmt.Errorf("request %q: podIfName: %q would name two devices of this one request; "+
+				"use a request of its own for each device, each with its podIfName", w.request, name)}
+		case clash:
+			return permanentError{fmt.Errorf("request %q: podIfName: %q is also the interface name of request %q",
+				w.request, name, other.request)}
+		default:
+			names[name] = user{w.request, claim}
+		}
+	}
+
+	for _, w := range devices {
+		if w.device == nil {
+			continue
+		}
+		if err := w.device.Validate(w.config); err != nil {
+			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
+		}
+	}
+	return nil
+}
+
+func podName(row *tables.DRAAllocation) string { return row.ClaimNamespace + "/" + row.PodName }
+
+// freeStale gives back what an earlier pod had through this claim. Kubelet does not unprepare a claim that is passed
+// on from one pod to the next, so nobody else would; but as long as a link is in the earlier pod, that pod may use it.
+func (p *Preparer) freeStale(ctx context.Context, pod resourceapi.ResourceClaimConsumerReference, stale []*tables.DRAAllocation) error {
+	for _, row := range stale {
+		if row.Attachment != nil {
+			return fmt.Errorf("device %s is still in pod %s (uid %s), which had this claim before pod %s (uid %s)",
+				row.DeviceName, podName(row), row.PodUID, pod.Name, pod.UID)
+		}
+	}
+	for _, row := range stale {
+		if err := p.free(ctx, row); err != nil {
+			return fmt.Errorf("give back what pod %s (uid %s) had of this claim: %w", podName(row), row.PodUID, err)
+		}
+	}
+	return nil
+}
+
+// setUp is the part of Prepare that changes something.
+func (p *Preparer) setUp(ctx context.Context, claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
+	var rows, done []*tables.DRAAllocation
+	for _, w := range devices {
+		if w.device == nil {
+			rows = append(rows, w.row)
+			continue
+		}
+		prepared, err := w.device.Setup(ctx, w.config)
+		if err != nil {
+			return p.rollBack(ctx, claim, done, fmt.Errorf("request %q: set up device %s: %w", w.request, w.name, err))
+		}
+		row := newRow(claim, pod, w, prepared)
+		rows, done = append(rows, row), append(done, row)
+	}
+	if err := p.Status.Apply(ctx, claim, rows); err != nil {
+		// The API server may have taken it although the answer says otherwise.
+		defer p.Status.Withdraw(claim)
+		return p.rollBack(ctx, claim, done, fmt.Errorf("record the devices in the claim's status: %w", err))
+	}
+	txn := p.DB.WriteTxn(p.Allocations)
+	defer txn.Abort()
+	for _, row := range done {
+		if _, _, err := p.Allocations.Insert(txn, row); err != nil {
+			txn.Abort() // frees the table for the rollback
+			defer p.Status.Withdraw(claim)
+			return p.rollBack(ctx, claim, done, fmt.Errorf("add device %s to table %s: %w", row.DeviceName, p.Allocations.Name(), err))
+		}
+	}
+	txn.Commit()
+	for _, row := range done {
+		p.Logger.Info("Device prepared", "device", row.DeviceName, "claim", claim, "pod", podName(row),
+			"podIfName", row.Config.PodIfName, "vlan", row.Config.VLAN())
+	}
+	return nil
+}
+
+func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted, prepared types.Device) *tables.DRAAllocation {
+	return &tables.DRAAllocation{
+		DeviceName:     w.name,
+		Manager:        w.manager,
+		PreparedDevice: prepared,
+		Pool:           w.pool,
+		PodUID:         pod.UID,
+		ClaimUID:       claim.UID,
+		Config:         w.config,
+		ClaimNamespace: claim.Namespace,
+		ClaimName:      claim.Name,
+		PodName:        pod.Name,
+		Request:        w.request,
+	}
+}
+
+// rollBack frees in reverse order what this call has set up, and returns the error to answer with. A device that
+// cannot be freed gets, or keeps, a row that says so: it is not given to anybody else, and the next Prepare or
+// Unprepare of the claim deals with it.
+func (p *Preparer) rollBack(ctx context.Context, claim Ref, done []*tables.DRAAllocation, cause error) error {
+	var freed, kept []*tables.DRAAllocation
+	for _, row := range slices.Backward(done) {
+		if err := p.freeInTime(ctx, row); err != nil {
+			p.Logger.Error("Device could not be freed after its claim failed to prepare; it stays with the claim until kubelet unprepares it",
+				"device", row.DeviceName, "claim", claim, "pod", podName(row), "error", err)
+			kept = append(kept, row.With(func(r *tables.DRAAllocation) { r.Error = "roll back a failed prepare: " + err.Error() }))
+			cause = fmt.Errorf("%w; and device %s could not be freed again: %w", cause, row.DeviceName, err)
+			continue
+		}
+		freed = append(freed, row)
+	}
+	if len(done) == 0 {
+		return cause
+	}
+	txn := p.DB.WriteTxn(p.Allocations)
+	defer txn.Abort()
+	withdraw := false
+	for _, row := range freed {
+		_, had, err := p.Allocations.Delete(txn, row)
+		withdraw = withdraw || had
+		if err != nil {
+			cause = fmt.Errorf("%w; and remove the row of device %s: %w", cause, row.DeviceName, err)
+		}
+	}
+	for _, row := range kept {
+		if _, _, err := p.Allocations.Insert(txn, row); err != nil {
+			cause = fmt.Errorf("%w; and keep the row of device %s: %w", cause, row.DeviceName, err)
+		}
+	}
+	txn.Commit()
+	if withdraw {
+		p.Status.Withdraw(claim)
+	}
+	return cause
+}
+
+// freeInTime frees the device also when the call's context has ended, which may be why it failed.
+func (p *Preparer) freeInTime(ctx context.Context, row *tables.DRAAllocation) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.RollbackTimeout)
+	defer cancel()
+	return row.PreparedDevice.Free(ctx, row.Config)
+}
+
+func (p *Preparer) resultOf(devices []*wanted) Result {
+	var result Result
+	for _, w := range devices {
+		result.Devices = append(result.Devices, PreparedDevice{
+			Request: w.request, Pool: PublishedPool(p.NodeName, w.pool), Device: w.name,
+		})
+	}
+	return result
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// readers is how many claims are read at the same time.
+const readers = 8
+
+// Observer is told what a claim's status says at a restart, and which rows came of it.
+type Observer interface {
+	Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation)
+}
+
+// RestorerParams are what a [Restorer] works with.
+type RestorerParams struct {
+	Logger      *slog.Logger
+	DB          *statedb.DB
+	Allocations statedb.RWTable[*tables.DRAAllocation]
+	Claims      ClaimGetter
+	Managers    []types.DeviceManager
+	Observer    Observer
+	DriverName  string
+	NodeName    string
+	// BootID is the kernel's present boot id. What was set up under another one is gone.
+	BootID string
+}
+
+// Restorer rebuilds the allocation table after a restart of the agent from the records in the claims' statuses.
+type Restorer struct {
+	RestorerParams
+	managers map[types.DeviceManagerType]types.DeviceManager
+}
+
+// NewRestorer makes a Restorer.
+func NewRestorer(p RestorerParams) *Restorer {
+	r := &Restorer{RestorerParams: p, managers: map[types.DeviceManagerType]types.DeviceManager{}}
+	for _, m := range p.Managers {
+		r.managers[m.Type()] = m
+	}
+	return r
+}
+
+// podClaim is a claim that pods of this node use.
+type podClaim struct {
+	namespace, name string
+	pods            []podUse
+	object          *resourceapi.ResourceClaim // nil if it is gone
+}
+
+type podUse struct {
+	pod       *corev1.Pod
+	generated bool // from a template: the pod must own the claim
+}
+
+// Restore inserts a row for every device that a record proves to be prepared for one of the pods, which are those of
+// this node; pods that have ended are left out. A record counts only where it fits the claim's allocation on this
+// node, its reservation and the device it names, for whoever may edit the status may write records. A device whose
+// record does not count is left to its pod, with a warning. A record of another boot is no row: Prepare sets the
+// device up again.
+//
+// Of two claims that are both allocated the same device in the same pool, the older one gets the row, with a warning
+// for the other; in different pools both get one, and the publication deals with the conflict.
+//
+// An API server that does not answer is asked again until the context ends, which is the only error.
+func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
+	claims := claimsOf(pods)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(readers)
+	for _, c := range claims {
+		group.Go(func() (err error) {
+			c.object, err = r.read(groupCtx, c)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	claims = slices.DeleteFunc(claims, func(c *podClaim) bool { return c.object == nil })
+	slices.SortFunc(claims, func(a, b *podClaim) int {
+		return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), cmp.Compare(a.object.UID, b.object.UID))
+	})
+
+	txn := r.DB.WriteTxn(r.Allocations)
+	defer txn.Abort()
+	observed := make([][]*tables.DRAAllocation, len(claims))
+	total := 0
+	for i, c := range claims {
+		for _, row := range r.rowsOf(c) {
+			key := tables.AllocationByKey(tables.AllocationKey(row.Pool, row.DeviceName))
+			if other, _, found := r.Allocations.Get(txn, key); found {
+				r.Logger.Warn("Device is recorded for two claims and restored for the older one only", "device", row.DeviceName, "pool", row.Pool,
+					"claim", other.Claim(), "pod", podName(other), "otherClaim", row.Claim(), "otherPod", podName(row))
+				continue
+			}
+			if _, _, err := r.Allocations.Insert(txn, row); err != nil {
+				return fmt.Errorf("restore device %s: %w", row.DeviceName, err)
+			}
+			observed[i] = append(observed[i], row)
+			total++
+		}
+	}
+	// Before the rows can be seen, so that whoever watches them does not write back what was just read.
+	for i, c := range claims {
+		if len(observed[i]) > 0 {
+			r.Observer.Observe(c.object, observed[i])
+		}
+	}
+	txn.Commit()
+	r.Logger.Info("Prepared devices restored", "devices", total, "claims", len(claims), "pods", len(pods))
+	return nil
+}
+
+// claimsOf returns the claims of all pods that have not ended: named in the pod, made from a template, or made for
+// extended resources.
+func claimsOf(pods []*corev1.Pod) []*podClaim {
+	type key struct{ namespace, name string }
+	byName := map[key]*podClaim{}
+	var claims []*podClaim
+	for _, pod := range pods {
+		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for name, generated := range resourceclaim.PodClaims(pod) {
+			k := key{pod.Namespace, name}
+			c := byName[k]
+			if c == nil {
+				c = &podClaim{namespace: k.namespace, name: k.name}
+				byName[k] = c
+				claims = append(claims, c)
+			}
+			c.pods = append(c.pods, podUse{pod, generated})
+		}
+	}
+	return claims
+}
+
+// read gets the claim, nil if it is gone.
+func (r *Restorer) read(ctx context.Context, c *podClaim) (*resourceapi.ResourceClaim, error) {
+	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+		claim, err := r.Claims.GetClaim(ctx, c.namespace, c.name)
+		switch {
+		case err == nil:
+			return claim, nil
+		case apierrors.IsNotFound(err):
+			r.Logger.Info("Claim of a pod is gone, nothing is restored from it", "claim", c.namespace+"/"+c.name)
+			return nil, nil
+		case ctx.Err() == nil:
+			r.Logger.Warn("Claim of a pod cannot be read; the driver starts when it could be", "claim", c.namespace+"/"+c.name,
+				"retryIn", delay, "error", err)
+		}
+		select {
+		case <-time.After(delay + rand.N(delay/4)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("restore claim %s/%s: %w", c.namespace, c.name, errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+// rowsOf returns the rows that the claim's records prove, and logs why others do not.
+func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
+	claim := c.object
+	log := r.Logger.With("claim", RefOf(claim))
+	results := resultsOf(claim, r.DriverName)
+	here := slices.ContainsFunc(results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+		_, ours := configuredPool(r.NodeName, result.Pool)
+		return ours
+	})
+	if !here {
+		return nil
+	}
+	configs, configErr := ResolveConfigs(claim, r.DriverName)
+
+	entries := map[string]*resourceapi.AllocatedDeviceStatus{}
+	for i, entry := range claim.Status.Devices {
+		if entry.Driver == r.DriverName && entry.ShareID == nil {
+			entries[entry.Pool+"/"+entry.Device] = &claim.Status.Devices[i]
+		}
+	}
+	var rows []*tables.DRAAllocation
+	for i, result := range results {
+		pool, ours := configuredPool(r.NodeName, result.Pool)
+		entry := entries[result.Pool+"/"+result.Device]
+		delete(entries, result.Pool+"/"+result.Device)
+		if !ours || result.AdminAccess != nil && *result.AdminAccess || result.ShareID != nil {
+			continue
+		}
+		if entry == nil || entry.Data == nil || len(entry.Data.Raw) == 0 {
+			log.Warn("Device is allotted to a pod of this node, but there is no record that it was prepared; if the agent was stopped "+
+				"while it did, the device may require manual cleanup", "device", result.Device, "pods", podNames(c))
+			continue
+		}
+		row, err := r.restore(c, result.Device, entry.Data.Raw)
+		switch {
+		case errors.As(err, &otherBootError{}):
+			log.Info("Device was prepared before the node was booted; it will be set up again", "device", result.Device)
+			continue
+		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config, configs[i]):
+			err = errors.New("the record's configuration is not what the claim asks for")
+		}
+		if err != nil {
+			log.Warn("Record of a device does not count; the device is left to its pod and may require manual cleanup",
+				"device", result.Device, "pods", podNames(c), "error", err)
+			continue
+		}
+		row.Pool = pool
+		row.Request = result.Request
+		rows = append(rows, row)
+	}
+	for _, entry := range entries {
+		log.Warn("Record of a device that the claim is not allocated is ignored", "device", entry.Device, "pool", entry.Pool)
+	}
+	return rows
+}
+
+// otherBootError is a record of a device that was set up before the node was booted.
+type otherBootError struct{}
+
+func (otherBootError) Error() string { return "the record is from another boot" }
+
+// restore returns the row that the record proves, without pool and request.
+func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRAAllocation, error) {
+	record, err := types.DecodeRecord(data)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := c.user(record.PodUID)
+	if err != nil {
+		return nil, err
+	}
+	manager := r.managers[record.Manager]
+	if manager == nil {
+		return nil, fmt.Errorf("the record names device manager %.64q, which this agent does not have", record.Manager)
+	}
+	if record.BootID != r.BootID {
+		return nil, otherBootError{}
+	}
+	prepared, err := manager.RestoreDevice(record.Device)
+	if err != nil {
+		return nil, fmt.Errorf("restore the device: %w", err)
+	}
+	if name := prepared.IfName(); name != device {
+		return nil, fmt.Errorf("the record is for device %.64q", name)
+	}
+	return &tables.DRAAllocation{
+		DeviceName:     device,
+		Manager:        record.Manager,
+		PreparedDevice: prepared,
+		PodUID:         record.PodUID,
+		ClaimUID:       c.object.UID,
+		Config:         record.Config,
+		ClaimNamespace: c.object.Namespace,
+		ClaimName:      c.object.Name,
+		PodName:        pod.Name,
+	}, nil
+}
+
+// user returns the pod of this UID if it uses the claim and the claim is reserved for it.
+func (c *podClaim) user(uid kubetypes.UID) (*corev1.Pod, error) {
+	for _, use := range c.pods {
+		if use.pod.UID != uid {
+			continue
+		}
+		if use.generated {
+			if err := resourceclaim.IsForPod(use.pod, c.object, false); err != nil {
+				return nil, err
+			}
+		}
+		if !resourceclaim.IsReservedForPod(use.pod, c.object, false) {
+			return nil, fmt.Errorf("the claim is not reserved for pod %s/%s (uid %s)", use.pod.Namespace, use.pod.Name, uid)
+		}
+		return use.pod, nil
+	}
+	return nil, fmt.Errorf("the record is for a pod with uid %.64q, which does not use the claim on this node", uid)
+}
+
+func podNames(c *podClaim) []string {
+	var names []string
+	for _, use := range c.pods {
+		names = append(names, use.pod.Namespace+"/"+use.pod.Name)
+	}
+	return names
+}

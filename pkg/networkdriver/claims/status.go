@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	// conditionReady is the condition of a device: true while its link is in the pod.
+	conditionReady = "Ready"
+	// maxMessageLen keeps a condition's message readable; the API allows 32 KiB.
+	maxMessageLen = 1024
+)
+
+// deviceStatus is what one entry of a claim's status.devices says, apart from when its condition changed.
+type deviceStatus struct {
+	Pool   string // as published
+	Device string
+	// Data is the record as JSON with sorted keys, which is how the API server gives it back.
+	Data    string
+	Ready   metav1.ConditionStatus
+	Reason  string
+	Message string
+	IfName  string
+	MAC     string
+	IPs     []string
+}
+
+func (s *deviceStatus) key() string { return s.Pool + "/" + s.Device }
+
+// statusesOf returns what the claim's status is to say about the rows, sorted.
+func statusesOf(rows []*tables.DRAAllocation, nodeName, bootID string) ([]deviceStatus, error) {
+	statuses := make([]deviceStatus, 0, len(rows))
+	for _, row := range rows {
+		s, err := statusOf(row, nodeName, bootID)
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", row.DeviceName, err)
+		}
+		statuses = append(statuses, s)
+	}
+	sortStatuses(statuses)
+	return statuses, nil
+}
+
+func sortStatuses(statuses []deviceStatus) {
+	slices.SortFunc(statuses, func(a, b deviceStatus) int { return cmp.Compare(a.key(), b.key()) })
+}
+
+func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus, error) {
+	device, err := row.PreparedDevice.MarshalJSON()
+	if err != nil {
+		return deviceStatus{}, fmt.Errorf("encode the device for its record: %w", err)
+	}
+	record, err := json.Marshal(types.Record{
+		Version: types.RecordVersion,
+		Manager: row.Manager,
+		PodUID:  row.PodUID,
+		BootID:  bootID,
+		Config:  row.Config,
+		Device:  device,
+	})
+	if err != nil {
+		return deviceStatus{}, fmt.Errorf("encode the record: %w", err)
+	}
+	if len(record) > resourceapi.AllocatedDeviceStatusDataMaxLength {
+		return deviceStatus{}, fmt.Errorf("the record has %d bytes, a claim's status holds at most %d for a device",
+			len(record), resourceapi.AllocatedDeviceStatusDataMaxLength)
+	}
+	s := deviceStatus{
+		Pool:   PublishedPool(nodeName, row.Pool),
+		Device: row.DeviceName,
+		Data:   sortedKeys(record),
+		Ready:  metav1.ConditionFalse,
+		Reason: row.State(),
+	}
+	if a := row.Attachment; a != nil {
+		s.Ready = metav1.ConditionTrue
+		s.Message = fmt.Sprintf("interface %s is in the pod", a.IfName)
+		s.IfName = a.IfName
+		s.MAC = a.MAC
+		s.IPs = validIPs(a.IPs)
+	} else {
+		s.Message = "set up, and waiting for the pod's sandbox"
+		if row.PreparedDevice.Link().IsZero() {
+			s.Ready = metav1.ConditionTrue
+			s.Message = "set up; the device has no kernel interface that could be moved into the pod"
+		}
+	}
+	if row.Error != "" {
+		s.Ready = metav1.ConditionFalse
+		s.Message = row.Error
+	}
+	s.Message = shorten(s.Message, maxMessageLen)
+	s.IfName = shorten(s.IfName, resourceapi.NetworkDeviceDataInterfaceNameMaxLength)
+	s.MAC = shorten(s.MAC, resourceapi.NetworkDeviceDataHardwareAddressMaxLength)
+	return s, nil
+}
+
+// validIPs returns of the addresses what the API takes: different CIDRs in canonical form, the first 16 of them.
+func validIPs(ips []string) []string {
+	var valid []string
+	for _, ip := range ips {
+		prefix, err := netip.ParsePrefix(ip)
+		if err != nil {
+			continue
+		}
+		if s := prefix.String(); !slices.Contains(valid, s) && len(valid) < resourceapi.NetworkDeviceDataMaxIPs {
+			valid = append(valid, s)
+		}
+	}
+	return valid
+}
+
+// shorten returns at most n bytes of the string, in valid UTF-8.
+func shorten(s string, n int) string {
+	s = strings.ToValidUTF8(s, "?")
+	if len(s) <= n {
+		return s
+	}
+	for !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// sortedKeys returns the JSON object with sorted keys and without blanks, for comparison; what is no JSON stays.
+func sortedKeys(raw []byte) string {
+	var v any
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		return string(raw)
+	}
+	sorted, err := json.Marshal(v)
+	if err != nil {
+		return string(raw)
+	}
+	return string(sorted)
+}
+
+// statusesIn returns what the driver's entries in the claim's status say, and since when.
+func statusesIn(claim *resourceapi.ResourceClaim, driver string) ([]deviceStatus, map[string]transition) {
+	var statuses []deviceStatus
+	since := map[string]transition{}
+	for _, entry := range claim.Status.Devices {
+		if entry.Driver != driver || entry.ShareID != nil {
+			continue
+		}
+		s := deviceStatus{Pool: entry.Pool, Device: entry.Device}
+		if entry.Data != nil {
+			s.Data = sortedKeys(entry.Data.Raw)
+		}
+		for _, c := range entry.Conditions {
+			if c.Type == conditionReady {
+				s.Ready, s.Reason, s.Message = c.Status, c.Reason, c.Message
+				since[s.key()] = transition{c.Status, c.LastTransitionTime}
+			}
+		}
+		if n := entry.NetworkData; n != nil {
+			s.IfName, s.MAC, s.IPs = n.InterfaceName, n.HardwareAddress, n.IPs
+		}
+		statuses = append(statuses, s)
+	}
+	sortStatuses(statuses)
+	return statuses, since
+}
+
+// transition is the last change of a device's Ready condition.
+type transition struct {
+	status metav1.ConditionStatus
+	at     metav1.Time
+}
+
+// transitionsOf returns since when the devices are in their state: unchanged where the condition is.
+func transitionsOf(statuses []deviceStatus, before map[string]transition, now time.Time) map[string]transition {
+	after := make(map[string]transition, len(statuses))
+	for _, s := range statuses {
+		t, known := before[s.key()]
+		if !known || t.status != s.Ready {
+			t = transition{s.Ready, metav1.NewTime(now.Truncate(time.Second))}
+		}
+		after[s.key()] = t
+	}
+	return after
+}
+
+// applyConfigOf builds the server-side-apply configuration that makes the statuses the driver's only entries in the
+// claim's status. The UID in it keeps a new claim of the same name from being written.
+func applyConfigOf(claim Ref, driver string, statuses []deviceStatus, since map[string]transition) *resourceapply.ResourceClaimApplyConfiguration {
+	status := resourceapply.ResourceClaimStatus()
+	for _, s := range statuses {
+		entry := resourceapply.AllocatedDeviceStatus().
+			WithDriver(driver).
+			WithPool(s.Pool).
+			WithDevice(s.Device).
+			WithData(runtime.RawExtension{Raw: []byte(s.Data)}).
+			WithConditions(metaapply.Condition().
+				WithType(conditionReady).
+				WithStatus(s.Ready).
+				WithReason(s.Reason).
+				WithMessage(s.Message).
+				WithLastTransitionTime(since[s.key()].at))
+		if s.IfName != "" || s.MAC != "" || len(s.IPs) > 0 {
+			network := resourceapply.NetworkDeviceData()
+			if s.IfName != "" {
+				network.WithInterfaceName(s.IfName)
+			}
+			if s.MAC != "" {
+				network.WithHardwareAddress(s.MAC)
+			}
+			entry.WithNetworkData(network.WithIPs(s.IPs...))
+		}
+		status.WithDevices(entry)
+	}
+	return resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
+}

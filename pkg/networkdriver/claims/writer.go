@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/statedb"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+const (
+	// writers is how many claims' statuses are written at the same time in the background.
+	writers = 4
+	// writeTimeout bounds one write in the background.
+	writeTimeout = 15 * time.Second
+	// coalesceTime is how long changes of a claim's rows are gathered before they are written.
+	coalesceTime = 100 * time.Millisecond
+	// permanentRetry is how long a refused write rests: somebody has to grant a right or update the driver.
+	permanentRetry = 5 * time.Minute
+
+	firstRetry, lastRetry = 200 * time.Millisecond, time.Minute
+)
+
+// WriterParams are what a [Writer] works with.
+type WriterParams struct {
+	Logger      *slog.Logger
+	DB          *statedb.DB
+	Allocations statedb.Table[*tables.DRAAllocation]
+	Client      ClaimClient
+	// DriverName is the name under which the driver publishes devices, and the field manager of what is written.
+	DriverName string
+	NodeName   string
+	// BootID is the kernel's boot id, which goes into the records.
+	BootID string
+}
+
+// Writer keeps the driver's entries in the status of claims: at once when asked to by Apply, else in Run.
+type Writer struct {
+	WriterParams
+	claims keyedLock // serialises writes and the use of a claim's *written
+
+	mu        sync.Mutex // guards the fields below
+	written   map[kubetypes.UID]*written
+	withdrawn map[kubetypes.UID]Ref
+	reported  map[cause]bool // causes of failures that were logged
+	queue     workqueue.TypedRateLimitingInterface[Ref]
+}
+
+// cause is why writes fail, for logging it once; claim is empty for what is wrong with all of them.
+type cause struct {
+	reason string
+	claim  kubetypes.UID
+}
+
+// written is what the writer knows of one claim.
+type written struct {
+	wanted []deviceStatus // what the rows asked for when they were last looked at
+	known  bool           // whether server is what the server has
+	server []deviceStatus
+	since  map[string]transition
+}
+
+// NewWriter makes a Writer.
+func NewWriter(p WriterParams) *Writer {
+	return &Writer{
+		WriterParams: p,
+		written:      map[kubetypes.UID]*written{},
+		withdrawn:    map[kubetypes.UID]Ref{},
+		reported:     map[cause]bool{},
+	}
+}
+
+var _ StatusWriter = (*Writer)(nil)
+
+// Apply implements [StatusWriter].
+func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocation) error {
+	unlock, err := w.claims.lock(ctx, string(claim.UID))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	w.mu.Lock()
+	delete(w.withdrawn, claim.UID)
+	w.mu.Unlock()
+
+	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	if err != nil {
+		return err
+	}
+	return w.write(ctx, claim, w.knowledge(claim), statuses)
+}
+
+// Withdraw implements [StatusWriter].
+func (w *Writer) Withdraw(claim Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.withdrawn[claim.UID] = claim
+	if w.queue != nil {
+		w.queue.Add(claim)
+	}
+}
+
+// Observe tells the writer what the claim's status says at a restart, and which rows were restored from it. They are
+// not written back: until the runtime has been asked, the rows do not know yet that their links are in pods.
+func (w *Writer) Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation) {
+	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	if err != nil {
+		return // will be reported when it is written
+	}
+	server, since := statusesIn(claim, w.DriverName)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written[claim.UID] = &written{wanted: statuses, known: true, server: server, since: since}
+}
+
+// Run writes the status of every claim whose rows change, until the context ends. It writes nothing that the API
+// server has already.
+func (w *Writer) Run(ctx context.Context) error {
+	txn := w.DB.WriteTxn(w.Allocations)
+	changes, err := w.Allocations.Changes(txn)
+	txn.Commit()
+	if err != nil {
+		return fmt.Errorf("watch table %s: %w", w.Allocations.Name(), err)
+	}
+	defer changes.Close()
+
+	queue := w.startQueue()
+	var running sync.WaitGroup
+	for range writers {
+		running.Go(func() { w.work(ctx, queue) })
+	}
+	defer running.Wait()
+	defer queue.ShutDown()
+
+	for {
+		batch, watch := changes.Next(w.DB.ReadTxn())
+		for change := range batch {
+			queue.AddAfter(refOfRow(change.Object), coalesceTime)
+		}
+		select {
+		case <-watch:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (w *Writer) startQueue() workqueue.TypedRateLimitingInterface[Ref] {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue = workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[Ref](firstRetry, lastRetry))
+	for _, claim := range w.withdrawn {
+		w.queue.Add(claim)
+	}
+	return w.queue
+}
+
+func (w *Writer) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Ref]) {
+	for {
+		claim, shutdown := queue.Get()
+		if shutdown {
+			return
+		}
+		switch err := w.reconcile(ctx, claim); {
+		case err == nil:
+			queue.Forget(claim)
+		case ctx.Err() != nil:
+		case isRefused(err):
+			w.report(claim, err, "Claim status is refused, and will not be up to date until the cause is removed")
+			queue.Forget(claim)
+			queue.AddAfter(claim, permanentRetry)
+		default:
+			w.report(claim, err, "Claim status could not be written, trying again")
+			queue.AddRateLimited(claim)
+		}
+		queue.Done(claim)
+	}
+}
+
+// reconcile makes the claim's status say what its rows say.
+func (w *Writer) reconcile(ctx context.Context, claim Ref) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	unlock, err := w.claims.lock(ctx, string(claim.UID))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	rows := statedb.Collect(w.Allocations.List(w.DB.ReadTxn(), tables.AllocationsByClaim(claim.UID)))
+	withdrawn := w.takeWithdrawn(claim)
+	if len(rows) == 0 && !withdrawn {
+		return nil // a Prepare may have written the status and be about to insert the rows
+	}
+	if err := w.update(ctx, claim, rows, withdrawn); err != nil {
+		if withdrawn {
+			w.mu.Lock()
+			w.withdrawn[claim.UID] = claim
+			w.mu.Unlock()
+		}
+		return err
+	}
+	if len(rows) == 0 {
+		w.forget(claim)
+	}
+	return nil
+}
+
+// update writes what the rows ask for unless they ask for nothing new or the server has it; the caller holds the
+// claim's lock.
+func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAllocation, withdrawn bool) error {
+	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	if err != nil {
+		return err
+	}
+	k := w.knowledge(claim)
+	if !withdrawn && equalStatuses(statuses, k.wanted) {
+		return nil
+	}
+	if k.known && equalStatuses(statuses, k.server) {
+		k.wanted = statuses
+		return nil
+	}
+	err = w.write(ctx, claim, k, statuses)
+	if err != nil && w.isGone(ctx, claim, err) {
+		w.Logger.Debug("Claim is gone, its status needs no update", "claim", claim, "uid", claim.UID)
+		w.forget(claim)
+		return nil
+	}
+	return err
+}
+
+// takeWithdrawn says whether the claim's entries are to be withdrawn, and forgets it.
+func (w *Writer) takeWithdrawn(claim Ref) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, withdrawn := w.withdrawn[claim.UID]
+	delete(w.withdrawn, claim.UID)
+	return withdrawn
+}
+
+// knowledge returns what is known of the claim; the caller holds the claim's lock.
+func (w *Writer) knowledge(claim Ref) *written {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k := w.written[claim.UID]
+	if k == nil {
+		k = &written{}
+		w.written[claim.UID] = k
+	}
+	return k
+}
+
+func (w *Writer) forget(claim Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.written, claim.UID)
+}
+
+// write applies the statuses; the caller holds the claim's lock.
+func (w *Writer) write(ctx context.Context, claim Ref, k *written, statuses []deviceStatus) error {
+	since := transitionsOf(statuses, k.since, time.Now())
+	k.known = false // what the server has after a failure is anybody's guess
+	if err := w.Client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.DriverName); err != nil {
+		return w.explain(err)
+	}
+	*k = written{wanted: statuses, known: true, server: statuses, since: since}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.reported, func(c cause, _ bool) bool { return c.claim == "" || c.claim == claim.UID })
+	return nil
+}
+
+// explain adds to a refusal for want of rights what is missing.
+func (w *Writer) explain(err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	return fmt.Errorf("the driver's service account needs the verb patch on resourceclaims/status in resource.k8s.io, and with Kubernetes 1.36 "+
+		"or later associated-node:patch on resourceclaims/driver named %s: %w", w.DriverName, err)
+}
+
+// isRefused is true for a write that the API server understood and will refuse again.
+func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
+
+// isGone says whether the write failed because the claim, or its name, is no longer what it was.
+func (w *Writer) isGone(ctx context.Context, claim Ref, err error) bool {
+	switch {
+	case apierrors.IsNotFound(err):
+		return true
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		present, err := w.Client.GetClaim(ctx, claim.Namespace, claim.Name)
+		return apierrors.IsNotFound(err) || err == nil && present.UID != claim.UID
+	default:
+		return false
+	}
+}
+
+// report logs a failure once per cause, until a write succeeds.
+func (w *Writer) report(claim Ref, err error, message string) {
+	c := cause{reason: string(apierrors.ReasonForError(err))}
+	if apierrors.IsInvalid(err) || c.reason == "" {
+		c.claim = claim.UID // the fault is in this claim's entries
+	}
+	w.mu.Lock()
+	known := w.reported[c]
+	w.reported[c] = true
+	w.mu.Unlock()
+	if !known {
+		w.Logger.Warn(message, "claim", claim, "error", err)
+	}
+}
+
+func equalStatuses(a, b []deviceStatus) bool {
+	return slices.EqualFunc(a, b, func(x, y deviceStatus) bool {
+		ips := slices.Equal(x.IPs, y.IPs) // no addresses may be nil or empty
+		x.IPs, y.IPs = nil, nil
+		return ips && reflect.DeepEqual(x, y)
+	})
+}
