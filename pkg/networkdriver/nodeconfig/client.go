@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package nodeconfig connects the agent with the one
+// CiliumNetworkDriverNodeConfig that has its node's name: a Watcher hands its
+// changes to the driver, a StatusWriter brings the driver's status back.
+//
+// Neither costs the API server anything that grows with the cluster. The
+// watch is limited to the one name, and the status is written when it has
+// changed, at a limited rate, without reading it before.
+package nodeconfig
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+// fieldManager owns the status fields that StatusWriter sets.
+const fieldManager = "cilium-network-driver-agent"
+
+// Client reads and writes node configs.
+type Client struct {
+	rest   rest.Interface
+	params runtime.ParameterCodec
+}
+
+// NewClient returns a client for the API server of config, which is not
+// changed.
+func NewClient(config *rest.Config) (*Client, error) {
+	scheme := runtime.NewScheme()
+	if err := v2alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("node config client: %w", err)
+	}
+	config = rest.CopyConfig(config)
+	config.APIPath = "/apis"
+	config.GroupVersion = &v2alpha1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	// Custom resources are not served as protobuf.
+	config.ContentType = runtime.ContentTypeJSON
+	config.AcceptContentTypes = runtime.ContentTypeJSON
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("node config client: %w", err)
+	}
+	return &Client{rest: client, params: runtime.NewParameterCodec(scheme)}, nil
+}
+
+// byName selects the node config of a name. The API server serves such a
+// selector from an index, not by going through all objects.
+func byName(name string) string {
+	return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+}
+
+func (c *Client) list(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNodeConfigList, error) {
+	list := &v2alpha1.CiliumNetworkDriverNodeConfigList{}
+	err := c.rest.Get().
+		Resource(v2alpha1.NodeConfigResource).
+		VersionedParams(&metav1.ListOptions{FieldSelector: byName(name)}, c.params).
+		Do(ctx).
+		Into(list)
+	return list, err
+}
+
+func (c *Client) watch(ctx context.Context, name, resourceVersion string, timeoutSeconds int64) (watch.Interface, error) {
+	return c.rest.Get().
+		Resource(v2alpha1.NodeConfigResource).
+		VersionedParams(&metav1.ListOptions{
+			FieldSelector:   byName(name),
+			ResourceVersion: resourceVersion,
+			TimeoutSeconds:  &timeoutSeconds,
+			Watch:           true,
+		}, c.params).
+		Watch(ctx)
+}
+
+// applyStatus writes the status by server-side apply. The UID makes the API
+// server refuse it when the object is another one by now.
+func (c *Client) applyStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error {
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": v2alpha1.SchemeGroupVersion.String(),
+		"kind":       v2alpha1.NodeConfigKind,
+		"metadata":   map[string]any{"name": name, "uid": uid},
+		"status":     status,
+	})
+	if err != nil {
+		return err
+	}
+	force := true
+	return c.rest.Patch(types.ApplyPatchType).
+		Resource(v2alpha1.NodeConfigResource).
+		Name(name).
+		SubResource("status").
+		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, c.params).
+		Body(body).
+		Do(ctx).
+		Error()
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package nodeconfig
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cilium/hive/cell"
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+const (
+	// writeInterval and writeBurst limit the rate of writes: some at once
+	// while a node starts, then one each interval with whatever has changed.
+	writeInterval = 5 * time.Second
+	writeBurst    = 3
+
+	// Limits of the API for a status.
+	maxMessageLength = 32768
+	maxPools         = 1024
+)
+
+// writeBackoff is the delay after a write that failed.
+var writeBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, Steps: 10, Cap: time.Minute}
+
+// statusClient is what StatusWriter needs of Client.
+type statusClient interface {
+	applyStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error
+}
+
+// StatusWriter writes the status of a node's config.
+type StatusWriter struct {
+	log    *slog.Logger
+	client statusClient
+	node   string
+	wake   chan struct{} // has a token when there may be a pending update
+
+	mu      sync.Mutex // guards pending
+	pending *update
+
+	written written // belongs to Run
+}
+
+// update is a status to be written.
+type update struct {
+	config *v2alpha1.CiliumNetworkDriverNodeConfig
+	status v2alpha1.CiliumNetworkDriverNodeConfigStatus
+}
+
+// written is the status that the API server has, as far as we know.
+type written struct {
+	uid    types.UID
+	status v2alpha1.CiliumNetworkDriverNodeConfigStatus
+}
+
+// NewStatusWriter returns a writer that keeps updates until Run.
+func NewStatusWriter(log *slog.Logger, client *Client, node string) *StatusWriter {
+	return newStatusWriter(log, client, node)
+}
+
+func newStatusWriter(log *slog.Logger, client statusClient, node string) *StatusWriter {
+	return &StatusWriter{
+		log:    log.With("nodeConfig", node),
+		client: client,
+		node:   node,
+		wake:   make(chan struct{}, 1),
+	}
+}
+
+// Condition returns a condition for a status. Its generation and its time of
+// transition are filled in by StatusWriter.
+func Condition(conditionType string, holds bool, reason, message string) metav1.Condition {
+	condition := metav1.Condition{Type: conditionType, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	if holds {
+		condition.Status = metav1.ConditionTrue
+	}
+	return condition
+}
+
+// Update has a status written to config, the object that the status speaks of
+// as an Event brought it. It does not block. Of several updates in short time
+// the last one counts, and one that changes nothing is not written.
+//
+// The caller need not care about the order of lists, about limits (what is too
+// much is cut off) and about the times of conditions.
+func (w *StatusWriter) Update(config *v2alpha1.CiliumNetworkDriverNodeConfig, status v2alpha1.CiliumNetworkDriverNodeConfigStatus) {
+	w.mu.Lock()
+	w.pending = &update{config: config, status: *status.DeepCopy()}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes until ctx ends. It is a job for Hive.
+func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
+	limiter := rate.NewLimiter(rate.Every(writeInterval), writeBurst)
+	backoff := writeBackoff
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.wake:
+		}
+		if !w.changes() {
+			continue
+		}
+		if err := limiter.Wait(ctx); err != nil {
+			return nil
+		}
+		update := w.take()
+		err := w.write(ctx, update)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			backoff = writeBackoff
+			health.OK("Status is up to date")
+		default:
+			level := slog.LevelWarn
+			if apierrors.IsConflict(err) {
+				level = slog.LevelDebug
+			}
+			w.log.Log(ctx, level, "Cannot write the node config's status, trying again", "error", err)
+			health.Degraded("Cannot write the status", err)
+			w.putBack(update)
+			if !sleep(ctx, backoff.Step()) {
+				return nil
+			}
+		}
+	}
+}
+
+// changes returns whether the pending update differs from what is written,
+// and drops it if not.
+func (w *StatusWriter) changes() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending == nil {
+		return false
+	}
+	known := w.known(w.pending.config)
+	if equality.Semantic.DeepEqual(complete(w.pending.status, known, metav1.Now()), known) {
+		w.pending = nil
+		return false
+	}
+	return true
+}
+
+func (w *StatusWriter) take() *update {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	update := w.pending
+	w.pending = nil
+	return update
+}
+
+// putBack makes an update pending again unless a newer one is.
+func (w *StatusWriter) putBack(update *update) {
+	w.mu.Lock()
+	if w.pending == nil {
+		w.pending = update
+	}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// known returns the status that the API server has for an object: the one last
+// written, or for an object not written before the one it came with. That is
+// why an agent that starts again finds nothing to write.
+func (w *StatusWriter) known(config *v2alpha1.CiliumNetworkDriverNodeConfig) v2alpha1.CiliumNetworkDriverNodeConfigStatus {
+	if w.written.uid == config.UID {
+		return w.written.status
+	}
+	return config.Status
+}
+
+func (w *StatusWriter) write(ctx context.Context, update *update) error {
+	known := w.known(update.config)
+	status := complete(update.status, known, metav1.Now())
+	if equality.Semantic.DeepEqual(status, known) {
+		return nil
+	}
+	uid := update.config.UID
+	err := w.client.applyStatus(ctx, w.node, uid, &status)
+	if apierrors.IsNotFound(err) {
+		// There is nothing to write it to. A new object brings a new update.
+		w.log.Debug("Node config is gone, its status is not written", "uid", uid)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("writing the status of %s %s: %w", v2alpha1.NodeConfigKind, w.node, err)
+	}
+	w.written = written{uid: uid, status: status}
+	return nil
+}
+
+// complete returns the status as it is written when the API server has the
+// known one: in a fixed order, within the API's limits, with generation and
+// time in each condition. The time changes only with the condition's status.
+func complete(status, known v2alpha1.CiliumNetworkDriverNodeConfigStatus, now metav1.Time) v2alpha1.CiliumNetworkDriverNodeConfigStatus {
+	status = *status.DeepCopy()
+	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	for i := range status.Conditions {
+		condition := &status.Conditions[i]
+		condition.Message = truncate(condition.Message, maxMessageLength)
+		condition.ObservedGeneration = status.ObservedGeneration
+		condition.LastTransitionTime = now
+		before := meta.FindStatusCondition(known.Conditions, condition.Type)
+		if before != nil && before.Status == condition.Status {
+			condition.LastTransitionTime = before.LastTransitionTime
+		}
+	}
+	slices.SortFunc(status.Managers, func(a, b v2alpha1.DeviceManagerStatus) int { return cmp.Compare(a.Manager, b.Manager) })
+	slices.SortFunc(status.Pools, func(a, b v2alpha1.DevicePoolStatus) int { return cmp.Compare(a.Name, b.Name) })
+	status.Pools = status.Pools[:min(len(status.Pools), maxPools)]
+	slices.SortFunc(status.SkippedDevices, func(a, b v2alpha1.SkippedDevice) int {
+		return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Device, b.Device))
+	})
+	status.SkippedDevices = status.SkippedDevices[:min(len(status.SkippedDevices), v2alpha1.MaxSkippedDevices)]
+	for i := range status.SkippedDevices {
+		device := &status.SkippedDevices[i]
+		device.Reason = truncate(device.Reason, v2alpha1.MaxReasonLength)
+	}
+	return status
+}
+
+// truncate cuts a text to at most limit bytes, between characters.
+func truncate(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	const more = "..."
+	end := limit - len(more)
+	for end > 0 && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + more
+}
