@@ -15,6 +15,10 @@ type LinkID struct {
 	// IfIndex is the interface index of a link without hardware. The kernel keeps it across a move unless the index
 	// is taken in the target namespace.
 	IfIndex int `json:"ifIndex,omitempty"`
+
+	// Alias is the text (IFLA_IFALIAS) that the manager gave a link without hardware. It travels with the link, so that
+	// the link is known again where the kernel had to give it another index.
+	Alias string `json:"alias,omitempty"`
 }
 
 // IsZero is true for a device without a link, such as a VF bound to a userspace driver.

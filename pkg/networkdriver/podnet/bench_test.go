@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package podnet
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// BenchmarkAttachDetach moves a link into a pod and back, each time followed by the same two moves by bare requests on
+// sockets that are open already. One run gives both times and their ratio; most of either is the kernel's waiting for
+// its readers (synchronize_net), which varies from run to run.
+func BenchmarkAttachDetach(b *testing.B) {
+	f := setup(b)
+	f.Mover = New(slog.New(slog.DiscardHandler), f.cfg)
+	dev := f.host.addLink("v0")
+	bare := f.bare(b)
+	var ours, theirs time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if _, err := f.Attach(f.ctx, f.pod.path, dev, "net1"); err != nil {
+			b.Fatal(err)
+		}
+		if err := f.Detach(f.ctx, f.pod.path, dev); err != nil {
+			b.Fatal(err)
+		}
+		half := time.Now()
+		bare(dev.id.IfIndex)
+		ours, theirs = ours+half.Sub(start), theirs+time.Since(half)
+	}
+	b.ReportMetric(float64(ours.Nanoseconds())/float64(b.N), "attach+detach-ns/op")
+	b.ReportMetric(float64(theirs.Nanoseconds())/float64(b.N), "bare-ns/op")
+	b.ReportMetric(float64(ours)/float64(theirs), "ratio")
+}
+
+// BenchmarkBareNetlink is the two moves alone.
+func BenchmarkBareNetlink(b *testing.B) {
+	f := setup(b)
+	dev := f.host.addLink("v0")
+	bare := f.bare(b)
+	for b.Loop() {
+		bare(dev.id.IfIndex)
+	}
+}
+
+// bare returns a function that moves the link in and back by two requests.
+func (f *fixture) bare(b *testing.B) func(index int) {
+	b.Helper()
+	host, pod := f.host.dial(), f.pod.dial()
+	hostNS, err := openNamespace(f.host.path)
+	require.NoError(b, err)
+	podNS, err := openNamespace(f.pod.path)
+	require.NoError(b, err)
+	b.Cleanup(func() {
+		host.close()
+		pod.close()
+		hostNS.close()
+		podNS.close()
+	})
+	return func(index int) {
+		if err := host.change(index, change{to: podNS, name: "net1", flags: unix.IFF_UP, mask: unix.IFF_UP}); err != nil {
+			b.Fatal(err)
+		}
+		if err := pod.change(index, change{to: hostNS, name: "v0", mask: unix.IFF_UP}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

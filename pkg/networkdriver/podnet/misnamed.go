@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	// standInName names links whose name on the host is taken; the kernel puts the lowest free number in.
+	standInPrefix = "netdrv"
+	standInName   = standInPrefix + "%d"
+)
+
+func isStandIn(name string) bool {
+	number, ok := strings.CutPrefix(name, standInPrefix)
+	return ok && number != "" && strings.Trim(number, "0123456789") == ""
+}
+
+// home is what a link is restored to on the host.
+type home struct {
+	device string // for people
+	id     types.LinkID
+	want   types.LinkState
+	// namesOnly leaves everything else as it is.
+	namesOnly bool
+}
+
+// debt is a home that a link could not be given in full. A settled one is kept, because the device may have been set up
+// for another claim in between, with the stand-in for the name to restore.
+type debt struct {
+	home
+	settled bool
+}
+
+// homeOf returns the home with a state, but for the names that the link is still owed.
+func (m *Mover) homeOf(device string, id types.LinkID, want types.LinkState) home {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if owed, ok := m.misnamed[id]; ok && (!owed.settled || isStandIn(want.Name)) {
+		want.Name, want.AltNames = owed.want.Name, owed.want.AltNames
+	}
+	return home{device: device, id: id, want: want}
+}
+
+// noteNames keeps in mind which names of a link on the host others have taken.
+func (m *Mover) noteNames(to home, taken []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	owed, known := m.misnamed[to.id]
+	known = known && !owed.settled
+	switch {
+	case len(taken) > 0:
+		m.misnamed[to.id] = debt{home: to}
+		if !known {
+			m.log.Warn("The link is home, but other links have taken names of it; it gets them when they are free",
+				"device", to.device, "taken", taken)
+		}
+	case known:
+		owed.settled = true
+		m.misnamed[to.id] = owed
+		m.log.Info("The link has its names on the host again", "device", to.device, "interface", to.want.Name)
+	}
+}
+
+// Misnamed returns the names of the devices that are home without a name of theirs, sorted.
+func (m *Mover) Misnamed() []string {
+	var names []string
+	for _, to := range m.owed() {
+		names = append(names, to.device)
+	}
+	return names
+}
+
+// owed returns the homes that are not settled, sorted by the device's name.
+func (m *Mover) owed() []home {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var homes []home
+	for _, d := range m.misnamed {
+		if !d.settled {
+			homes = append(homes, d.home)
+		}
+	}
+	slices.SortFunc(homes, func(a, b home) int { return strings.Compare(a.device, b.device) })
+	return homes
+}
+
+// Repair gives links that came home without one of their names what is free by now. It is to be called now and then,
+// such as every ten seconds; without such links it does nothing. A link that is in a pod again is left there.
+func (m *Mover) Repair(ctx context.Context) error {
+	homes := m.owed()
+	if len(homes) == 0 {
+		return nil
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return err
+	}
+	defer host.close()
+	var errs []error
+	for _, to := range homes {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := m.repair(host, to); err != nil {
+			errs = append(errs, fmt.Errorf("repair device %s: %w", to.device, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// repair changes names only: the device may have been set up for another claim meanwhile.
+func (m *Mover) repair(host *side, to home) error {
+	link, err := m.findOnHost(host, to.id)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		// In a pod, from where Detach gives it its names, or gone.
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.misnamed[to.id] = debt{home: to, settled: true}
+		return nil
+	}
+	to.namesOnly = true
+	_, err = m.restoreOnHost(host, to)
+	return err
+}

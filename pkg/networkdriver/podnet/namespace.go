@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// errNoNamespace says that a path leads to no network namespace (any more).
+var errNoNamespace = errors.New("is not a network namespace")
+
+// namespace is an open network namespace. An open one cannot die, so it is kept open for one operation only.
+type namespace struct {
+	path string
+	fd   int
+	id   namespaceID
+}
+
+// namespaceID tells namespaces apart whatever path they were opened by (ioctl_ns(2), st_dev and st_ino).
+type namespaceID struct{ dev, ino uint64 }
+
+func openNamespace(path string) (*namespace, error) {
+	// Paths come from the runtime; not blocking keeps one that leads to a named pipe from hanging the hook.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		// The path was removed, or was one of a process that has ended.
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+			return nil, fmt.Errorf("%q %w: %w", path, errNoNamespace, err)
+		}
+		return nil, fmt.Errorf("open network namespace %q: %w", path, err)
+	}
+	ns := &namespace{path: path, fd: fd}
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
+		ns.close()
+		return nil, fmt.Errorf("look at network namespace %q: %w", path, err)
+	}
+	// The file that a named namespace was mounted on remains when the namespace was unmounted.
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
+	if fs.Type != unix.NSFS_MAGIC || err != nil || kind != unix.CLONE_NEWNET {
+		ns.close()
+		return nil, fmt.Errorf("%q %w", path, errNoNamespace)
+	}
+	ns.id = namespaceID{dev: st.Dev, ino: st.Ino}
+	return ns, nil
+}
+
+func (ns *namespace) close() { _ = unix.Close(ns.fd) }
+
+// reachableNamespaces opens the network namespaces that somebody on the node holds: named ones, then those of
+// processes, then those that a process merely has open. Each is yielded once and closed afterwards. The two latter need
+// the host's PID namespace.
+func (m *Mover) reachableNamespaces(ctx context.Context, skip namespaceID) iter.Seq[*namespace] {
+	return func(yield func(*namespace) bool) {
+		seen := map[namespaceID]bool{skip: true}
+		seenLinks := map[string]bool{}
+		visit := func(path string) bool {
+			// A link to a namespace says its inode, which spares opening the same one for each process.
+			if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "net:[") {
+				if seenLinks[target] {
+					return true
+				}
+				seenLinks[target] = true
+			}
+			ns, err := openNamespace(path)
+			if err != nil {
+				return true // gone since it was listed, or not a namespace
+			}
+			defer ns.close()
+			if seen[ns.id] {
+				return true
+			}
+			seen[ns.id] = true
+			return yield(ns)
+		}
+		for _, pattern := range []string{"run/netns/*", "var/run/netns/*", "proc/[0-9]*/ns/net"} {
+			paths, _ := filepath.Glob(filepath.Join("/", pattern))
+			for _, path := range paths {
+				if ctx.Err() != nil || !visit(path) {
+					return
+				}
+			}
+		}
+		processes, _ := filepath.Glob("/proc/[0-9]*/fd")
+		for _, dir := range processes {
+			if ctx.Err() != nil {
+				return
+			}
+			fds, _ := os.ReadDir(dir)
+			for _, fd := range fds {
+				path := filepath.Join(dir, fd.Name())
+				target, err := os.Readlink(path)
+				// "/" is what a namespace looks like that was opened by its name and has lost it since.
+				held := strings.HasPrefix(target, "net:[") || strings.Contains(target, "/netns/") || target == "/"
+				if err == nil && held && !visit(path) {
+					return
+				}
+			}
+		}
+	}
+}
