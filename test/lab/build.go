@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/networkdriver/test/lab/internal/cache"
+)
+
+// DefaultKubernetes is the Kubernetes version that the lab runs: the one that
+// components/kube pins.
+const DefaultKubernetes = "1.37.2"
+
+// CacheEnv names the environment variable with the directory for what Build
+// makes. Without it that is .cache/lab in the repository.
+const CacheEnv = "NETWORKDRIVER_LAB_CACHE"
+
+// KubernetesEnv names the environment variable with the Kubernetes version.
+const KubernetesEnv = "NETWORKDRIVER_LAB_KUBERNETES"
+
+// ErrNotBuilt says that Build has not made what is asked for. Tests skip then.
+var ErrNotBuilt = errors.New("the lab is not built: run `go run ./test/lab/cmd/lab build` first")
+
+// BuildOptions are the options of Build. Their zero value is good.
+type BuildOptions struct {
+	// Kubernetes is the version without the v, such as 1.34.4. Empty means
+	// $NETWORKDRIVER_LAB_KUBERNETES, or else DefaultKubernetes.
+	Kubernetes string
+
+	// Cache is the directory for the results. Empty means
+	// $NETWORKDRIVER_LAB_CACHE, or else .cache/lab in the repository.
+	Cache string
+
+	// ControlPlaneOnly leaves out what only the emulated nodes need.
+	ControlPlaneOnly bool
+
+	// Progress gets one line per step; nil means none.
+	Progress io.Writer
+}
+
+// Artifacts is what Build made.
+type Artifacts struct {
+	Bin  []string // directories with kubectl and the programs of the control plane
+	Node *NodeArtifacts
+}
+
+// builder holds what all steps of a build share.
+type builder struct {
+	opts     BuildOptions
+	root     string // of the repository
+	cache    cache.Cache
+	progress *progress
+}
+
+func newBuilder(opts BuildOptions) (*builder, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return nil, err
+	}
+	if opts.Kubernetes == "" {
+		opts.Kubernetes = os.Getenv(KubernetesEnv)
+	}
+	if opts.Kubernetes == "" {
+		opts.Kubernetes = DefaultKubernetes
+	}
+	if opts.Cache == "" {
+		opts.Cache = os.Getenv(CacheEnv)
+	}
+	if opts.Cache == "" {
+		opts.Cache = filepath.Join(root, ".cache", "lab")
+	}
+	if opts.Cache, err = filepath.Abs(opts.Cache); err != nil {
+		return nil, err
+	}
+	return &builder{opts: opts, root: root, cache: cache.Cache{Dir: opts.Cache}, progress: newProgress(opts.Progress)}, nil
+}
+
+// Build makes what the lab runs, from Go modules and Debian packages: minutes
+// at first, less than two seconds when nothing changed.
+func Build(ctx context.Context, opts BuildOptions) (*Artifacts, error) {
+	b, err := newBuilder(opts)
+	if err != nil {
+		return nil, fmt.Errorf("lab build: %w", err)
+	}
+	arts := &Artifacts{}
+	if !opts.ControlPlaneOnly {
+		// The packages come first: a machine that cannot have them should say so
+		// before it compiles for minutes.
+		if arts.Node, err = b.nodeArtifacts(ctx); err != nil {
+			return nil, fmt.Errorf("lab build: %w", err)
+		}
+	}
+	for _, c := range []component{b.kube(), etcdComponent} {
+		dir, err := b.build(ctx, c)
+		if err != nil {
+			return nil, fmt.Errorf("lab build: %w", err)
+		}
+		arts.Bin = append(arts.Bin, dir)
+	}
+	b.progress.step("built Kubernetes %s in %s", b.opts.Kubernetes, b.opts.Cache)
+	return arts, nil
+}
+
+// Built returns the control plane's artifacts if Build has made them for these
+// options, and ErrNotBuilt otherwise.
+func Built(opts BuildOptions) (*Artifacts, error) {
+	b, err := newBuilder(opts)
+	if err != nil {
+		return nil, err
+	}
+	arts := &Artifacts{}
+	for _, c := range []component{b.kube(), etcdComponent} {
+		a, err := b.artifact(c)
+		if err != nil {
+			return nil, err
+		}
+		if !b.cache.Has(a) {
+			return nil, ErrNotBuilt
+		}
+		arts.Bin = append(arts.Bin, b.cache.Path(a))
+	}
+	return arts, nil
+}
+
+// moduleRoot returns the repository's directory, found from the working
+// directory upwards: tests run in their package's directory.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for d := dir; ; d = filepath.Dir(d) {
+		data, err := os.ReadFile(filepath.Join(d, "go.mod"))
+		if err == nil && strings.HasPrefix(string(data), "module github.com/cilium/networkdriver\n") {
+			return d, nil
+		}
+		if d == filepath.Dir(d) {
+			return "", fmt.Errorf("%s is not inside the repository, whose sources the lab is built from", dir)
+		}
+	}
+}
+
+// run runs a program to its end. An error has the end of what it wrote.
+func run(ctx context.Context, dir string, env []string, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		text := strings.TrimSpace(string(out))
+		return fmt.Errorf("%s %s: %w\n%s", name, args[0], err, text[max(0, len(text)-4000):])
+	}
+	return nil
+}

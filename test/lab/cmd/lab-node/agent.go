@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/test/lab/internal/guest"
+)
+
+// agent starts the node's daemons and serves the lab's requests.
+func agent() error {
+	cfg, err := guest.ReadConfig(filepath.Join(guest.ConfigDir, "node.json"))
+	if err != nil {
+		return err
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	address, _, err := net.ParseCIDR(cfg.Address)
+	if err != nil {
+		return err
+	}
+	s := &server{
+		health:  guest.Health{BootID: strings.TrimSpace(string(bootID))},
+		daemons: newDaemons(filepath.Join(guest.ConfigDir, "log")),
+	}
+	go s.boot(cfg)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", s.getHealth)
+	mux.HandleFunc("POST /exec", s.exec)
+	mux.HandleFunc("GET /file", s.getFile)
+	mux.HandleFunc("PUT /file", s.putFile)
+	mux.HandleFunc("GET /daemon/{name}", s.getDaemon)
+	mux.HandleFunc("PUT /daemon/{name}", s.startDaemon)
+	mux.HandleFunc("POST /daemon/{name}/signal", s.signalDaemon)
+	mux.HandleFunc("POST /reboot", s.reboot)
+	return http.ListenAndServe(net.JoinHostPort(address.String(), strconv.Itoa(guest.Port)), mux)
+}
+
+type server struct {
+	daemons *daemons
+
+	mu     sync.Mutex // guards health
+	health guest.Health
+}
+
+// boot starts the configured daemons, and imports the images in between: once
+// the first daemon, containerd, is ready.
+func (s *server) boot(cfg *guest.Config) {
+	err := func() error {
+		for i, d := range cfg.Daemons {
+			if _, err := s.daemons.start(d); err != nil {
+				return err
+			}
+			if err := untilReady(d); err != nil {
+				return err
+			}
+			if i == 0 {
+				if err := importImages(); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.health.Booted = err == nil
+	if err != nil {
+		s.health.Error = err.Error()
+		fmt.Println("lab: boot failed:", err)
+	}
+}
+
+func untilReady(d guest.Daemon) error {
+	if d.Ready == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		out, err := shell(ctx, d.Ready, nil).CombinedOutput()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s is not ready: %w: %s", d.Name, err, out)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// importImages gives the node's images to containerd, when it is new.
+func importImages() error {
+	const done = "/var/lib/lab/images-imported"
+	if _, err := os.Stat(done); err == nil {
+		return nil
+	}
+	images, err := filepath.Glob(guest.ImageDir + "/*.tar")
+	if err != nil {
+		return err
+	}
+	for _, image := range images {
+		out, err := shell(context.Background(), "ctr --namespace k8s.io images import --local "+image, nil).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("importing %s: %w: %s", image, err, out)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(done), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(done, nil, 0o644)
+}
+
+// shell returns a command for a script, in a session of its own that ends with
+// the context.
+func shell(ctx context.Context, script string, env []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script)
+	cmd.Env = append(environment, env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	// A background process of the script may keep the output open: not waited for.
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+func (s *server) getHealth(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = json.NewEncoder(w).Encode(s.health)
+}
+
+// exec runs a script and streams its output. It ends with the connection.
+func (s *server) exec(w http.ResponseWriter, r *http.Request) {
+	var req guest.ExecRequest
+	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	frames := &frameWriter{encoder: json.NewEncoder(w), flusher: w.(http.Flusher)}
+	cmd := shell(r.Context(), req.Script, req.Env)
+	cmd.Stdin = strings.NewReader(string(req.Stdin))
+	cmd.Stdout = frames.stream(func(p []byte) guest.Frame { return guest.Frame{Stdout: p} })
+	cmd.Stderr = frames.stream(func(p []byte) guest.Frame { return guest.Frame{Stderr: p} })
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		frames.send(guest.Frame{Error: err.Error()})
+		return
+	}
+	code := exitCode(cmd.ProcessState)
+	frames.send(guest.Frame{Exit: &code})
+}
+
+// frameWriter writes the frames of an answer.
+type frameWriter struct {
+	mu      sync.Mutex // guards encoder: both outputs write at once
+	encoder *json.Encoder
+	flusher http.Flusher
+}
+
+func (f *frameWriter) send(frame guest.Frame) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.encoder.Encode(frame) == nil {
+		f.flusher.Flush()
+	}
+}
+
+func (f *frameWriter) stream(frame func([]byte) guest.Frame) io.Writer {
+	return writerFunc(func(p []byte) (int, error) {
+		f.send(frame(p))
+		return len(p), nil
+	})
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (w writerFunc) Write(p []byte) (int, error) { return w(p) }
+
+func exitCode(state *os.ProcessState) int {
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return state.ExitCode()
+}
+
+func (s *server) getFile(w http.ResponseWriter, r *http.Request) {
+	f, err := os.Open(r.URL.Query().Get("path"))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	defer f.Close()
+	_, _ = io.Copy(w, f)
+}
+
+// putFile replaces a file at once: a running program can be replaced too.
+func (s *server) putFile(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Query().Get("path")
+	mode, err := strconv.ParseUint(r.URL.Query().Get("mode"), 8, 32)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	err = func() error {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		f, err := os.CreateTemp(filepath.Dir(path), ".put-*")
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, r.Body)
+		err = errors.Join(err, f.Chmod(os.FileMode(mode)), f.Close())
+		if err != nil {
+			return errors.Join(err, os.Remove(f.Name()))
+		}
+		return os.Rename(f.Name(), path)
+	}()
+	if err != nil {
+		fail(w, err)
+	}
+}
+
+// reboot restarts the machine: cleanly after writing out its files, or at once
+// as if its power were cut.
+func (s *server) reboot(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusAccepted)
+	w.(http.Flusher).Flush()
+	if r.URL.Query().Get("hard") == "" {
+		s.daemons.stopAll()
+		unix.Sync()
+	}
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+}
+
+func fail(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	if errors.Is(err, os.ErrNotExist) {
+		status = http.StatusNotFound
+	}
+	http.Error(w, err.Error(), status)
+}

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/cilium/networkdriver/test/lab/internal/pki"
+	"github.com/cilium/networkdriver/test/lab/internal/proc"
+)
+
+// Programs of a control plane, as ControlPlane.Start and Stop name them.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	Scheduler         = "kube-scheduler"
+	ControllerManager = "kube-controller-manager"
+)
+
+// readyTimeout is how long the API server may take to serve. It takes about
+// three seconds on an idle machine; a busy CI may need many more.
+const readyTimeout = 2 * time.Minute
+
+// ControlPlaneOptions are the options of StartControlPlane.
+type ControlPlaneOptions struct {
+	// Dir gets the data, certificates and logs. It is made if it is missing.
+	Dir string
+
+	// Bin lists directories with the programs. Empty means those that Build
+	// made; ErrNotBuilt is returned if it has not.
+	Bin []string
+
+	// Controllers also starts the scheduler and the controller manager. Without
+	// them no pod is scheduled and no service account is made, so the
+	// ServiceAccount admission plugin is off and pods can be created as they are.
+	Controllers bool
+
+	// Detach leaves the processes running when this program ends. Otherwise the
+	// kernel kills them then, also when it crashes.
+	Detach bool
+
+	// network is where the control plane listens: on loopback ports of its
+	// own if nil.
+	network *controlPlaneNetwork
+}
+
+// controlPlaneNetwork is the place of a control plane that nodes can reach.
+type controlPlaneNetwork struct {
+	netns     string   // path of the network namespace
+	advertise string   // address for the nodes
+	addresses []string // all addresses that the serving certificate names; the first is the host's way in
+}
+
+// ControlPlane is a running etcd and API server, with scheduler and controller
+// manager if asked for.
+type ControlPlane struct {
+	dir        string
+	ca         *pki.CA
+	endpoint   string // URL for this program
+	commands   []proc.Command
+	processes  map[string]*proc.Process
+	spawner    *proc.Spawner
+	restConfig *rest.Config
+	onChange   func() error // records the processes
+}
+
+// StartControlPlane starts a control plane and returns when its API server is
+// ready. On failure nothing is left running and the logs stay in Dir/log.
+func StartControlPlane(ctx context.Context, opts ControlPlaneOptions) (*ControlPlane, error) {
+	cp, err := prepareControlPlane(opts)
+	if err != nil {
+		return nil, fmt.Errorf("control plane: %w", err)
+	}
+	if err := cp.startAll(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("control plane: %w", err), cp.Stop())
+	}
+	return cp, nil
+}
+
+func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
+	if opts.Dir == "" {
+		return nil, errors.New("no directory given")
+	}
+	dir, err := filepath.Abs(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	bin := opts.Bin
+	if len(bin) == 0 {
+		arts, err := Built(BuildOptions{})
+		if err != nil {
+			return nil, err
+		}
+		bin = arts.Bin
+	}
+	cp := &ControlPlane{
+		dir:       dir,
+		processes: map[string]*proc.Process{},
+		onChange:  func() error { return nil },
+	}
+	for _, d := range []string{dir, cp.pkiDir(), cp.logDir()} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	layout, err := newLayout(opts.network)
+	if err != nil {
+		return nil, err
+	}
+	cp.endpoint = "https://" + net.JoinHostPort(layout.host, strconv.Itoa(layout.apiPort))
+	if err := cp.writeFiles(layout); err != nil {
+		return nil, err
+	}
+	if cp.commands, err = cp.commandLines(layout, bin, opts.Controllers); err != nil {
+		return nil, err
+	}
+	if cp.restConfig, err = clientcmd.BuildConfigFromFlags("", cp.Kubeconfig()); err != nil {
+		return nil, fmt.Errorf("own kubeconfig: %w", err)
+	}
+	// Tests and demos create and poll much: the client's default limit of 5
+	// requests a second would only slow them down.
+	cp.restConfig.QPS, cp.restConfig.Burst = 200, 400
+	if cp.spawner, err = proc.NewSpawner(layout.netns, opts.Detach); err != nil {
+		return nil, err
+	}
+	return cp, nil
+}
+
+// layout is the addresses and ports that a control plane uses.
+type layout struct {
+	netns                       string
+	host                        string // address that this program connects to
+	bind, advertise             string
+	hosts                       []string
+	apiPort, etcdPort, peerPort int
+	schedulerPort, managerPort  int
+	reconciler                  string
+}
+
+func newLayout(network *controlPlaneNetwork) (layout, error) {
+	if network != nil {
+		return layout{
+			netns: network.netns, host: network.addresses[0], bind: "0.0.0.0", advertise: network.advertise,
+			hosts:   append([]string{network.advertise}, network.addresses...),
+			apiPort: 6443, etcdPort: 2379, peerPort: 2380, schedulerPort: 10259, managerPort: 10257,
+			reconciler: "lease",
+		}, nil
+	}
+	ports, err := freePorts(5)
+	if err != nil {
+		return layout{}, err
+	}
+	return layout{
+		host: "127.0.0.1", bind: "127.0.0.1",
+		// The endpoints of the kubernetes service may not be loopback addresses:
+		// an address for documentation, kept out of the endpoints.
+		advertise: "192.0.2.1", reconciler: "none",
+		apiPort: ports[0], etcdPort: ports[1], peerPort: ports[2], schedulerPort: ports[3], managerPort: ports[4],
+	}, nil
+}
+
+// freePorts returns TCP ports of the loopback that nobody listens on.
+func freePorts(n int) ([]int, error) {
+	ports := make([]int, 0, n)
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("finding a free port: %w", err)
+		}
+		defer l.Close() // held until all are found, so that they differ
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+`
+
+func (cp *ControlPlane) writeFiles(l layout) error {
+	var err error
+	if cp.ca, err = pki.New(cp.pkiDir()); err != nil {
+		return err
+	}
+	hosts := append([]string{"localhost", "127.0.0.1", "kubernetes.default.svc", "10.96.0.1"}, l.hosts...)
+	if err := cp.ca.WriteServing(cp.pkiDir(), "apiserver", hosts...); err != nil {
+		return err
+	}
+	if err := pki.WriteSigningKey(cp.pkiDir(), "service-account"); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(cp.dir, "audit-policy.yaml"), []byte(auditPolicy), 0o644); err != nil {
+		return err
+	}
+	for name, id := range map[string][]string{
+		"kubeconfig":                      {"admin", "system:masters"},
+		ControllerManager + ".kubeconfig": {"system:kube-controller-manager"},
+		Scheduler + ".kubeconfig":         {"system:kube-scheduler"},
+	} {
+		data, err := cp.ca.Kubeconfig(cp.endpoint, id[0], id[1:]...)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(cp.dir, name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (cp *ControlPlane) commandLines(l layout, bin []string, controllers bool) ([]proc.Command, error) {
+	pki := func(name string) string { return filepath.Join(cp.pkiDir(), name) }
+	etcd := fmt.Sprintf("http://127.0.0.1:%d", l.etcdPort)
+	peer := fmt.Sprintf("http://127.0.0.1:%d", l.peerPort)
+	kubeconfig := func(name string) string { return filepath.Join(cp.dir, name+".kubeconfig") }
+	lines := [][]string{
+		{
+			Etcd, "--name=lab", "--data-dir=" + filepath.Join(cp.dir, "etcd"), "--unsafe-no-fsync",
+			"--listen-client-urls=" + etcd, "--advertise-client-urls=" + etcd,
+			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=lab=" + peer,
+			"--log-level=warn",
+		},
+		{
+			APIServer, "--etcd-servers=" + etcd,
+			"--bind-address=" + l.bind, fmt.Sprintf("--secure-port=%d", l.apiPort),
+			"--advertise-address=" + l.advertise, "--endpoint-reconciler-type=" + l.reconciler,
+			"--tls-cert-file=" + pki("apiserver.crt"), "--tls-private-key-file=" + pki("apiserver.key"),
+			"--client-ca-file=" + pki("ca.crt"), "--authorization-mode=Node,RBAC",
+			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-key-file=" + pki("service-account.key"),
+			"--service-account-signing-key-file=" + pki("service-account.key"),
+			"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true",
+			"--kubelet-preferred-address-types=InternalIP",
+			"--audit-policy-file=" + filepath.Join(cp.dir, "audit-policy.yaml"), "--audit-log-path=" + cp.AuditLog(),
+		},
+	}
+	if controllers {
+		lines = append(lines, []string{
+			ControllerManager, "--kubeconfig=" + kubeconfig(ControllerManager), "--leader-elect=false",
+			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", l.managerPort),
+			"--service-account-private-key-file=" + pki("service-account.key"), "--root-ca-file=" + pki("ca.crt"),
+			"--use-service-account-credentials=true", "--controllers=*,-nodeipam",
+		}, []string{
+			Scheduler, "--kubeconfig=" + kubeconfig(Scheduler), "--leader-elect=false",
+			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", l.schedulerPort),
+		})
+	} else {
+		lines[1] = append(lines[1], "--disable-admission-plugins=ServiceAccount")
+	}
+	commands := make([]proc.Command, 0, len(lines))
+	for _, args := range lines {
+		name := args[0]
+		path, err := lookup(bin, name)
+		if err != nil {
+			return nil, err
+		}
+		args[0] = path
+		commands = append(commands, proc.Command{Name: name, Args: args, Log: filepath.Join(cp.logDir(), name+".log")})
+	}
+	return commands, nil
+}
+
+// lookup finds a program in a list of directories.
+func lookup(dirs []string, name string) (string, error) {
+	for _, d := range dirs {
+		path := filepath.Join(d, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return filepath.Abs(path)
+		}
+	}
+	return "", fmt.Errorf("program %s is not in %s", name, strings.Join(dirs, ", "))
+}
+
+func (cp *ControlPlane) startAll(ctx context.Context) error {
+	for _, c := range cp.commands {
+		if err := cp.Start(ctx, c.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Start starts one of the programs, which Stop stopped, with the options it
+// had. For the API server it returns when that is ready.
+func (cp *ControlPlane) Start(ctx context.Context, name string) error {
+	for _, c := range cp.commands {
+		if c.Name != name {
+			continue
+		}
+		p, err := cp.spawner.Start(c)
+		if err != nil {
+			return err
+		}
+		cp.processes[name] = p
+		if err := cp.onChange(); err != nil {
+			return err
+		}
+		if name == APIServer {
+			return cp.waitReady(ctx)
+		}
+		return nil
+	}
+	return fmt.Errorf("the control plane has no %s", name)
+}
+
+// waitReady returns when the API server says that it is ready.
+func (cp *ControlPlane) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	client, err := cp.Client()
+	if err != nil {
+		return err
+	}
+	for {
+		err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+		if err == nil {
+			return nil
+		}
+		for _, name := range []string{Etcd, APIServer} {
+			if p := cp.processes[name]; p != nil && !p.Alive() {
+				return fmt.Errorf("%s ended; the end of %s:\n%s", name, p.Log, p.Tail(10))
+			}
+		}
+		if wait(ctx, 50*time.Millisecond) != nil {
+			return fmt.Errorf("API server is not ready: %w; logs are in %s", err, cp.logDir())
+		}
+	}
+}
+
+// StopProgram ends one of the programs: Etcd, APIServer, Scheduler or
+// ControllerManager. Start starts it again with its data.
+func (cp *ControlPlane) StopProgram(name string) error {
+	p := cp.processes[name]
+	if p == nil {
+		return fmt.Errorf("the control plane has no running %s", name)
+	}
+	if err := p.Stop(10 * time.Second); err != nil {
+		return err
+	}
+	delete(cp.processes, name)
+	return cp.onChange()
+}
+
+// Stop ends all programs. The data and logs stay.
+func (cp *ControlPlane) Stop() error {
+	var errs []error
+	// Clients before servers, each without grace: the data is not kept for a
+	// next start, and an API server waits long for its open watches.
+	for _, name := range []string{Scheduler, ControllerManager, APIServer, Etcd} {
+		if p := cp.processes[name]; p != nil {
+			errs = append(errs, p.Stop(0))
+			delete(cp.processes, name)
+		}
+	}
+	if cp.spawner != nil {
+		cp.spawner.Close()
+		cp.spawner = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Kubeconfig returns the path of the administrator's kubeconfig.
+func (cp *ControlPlane) Kubeconfig() string { return filepath.Join(cp.dir, "kubeconfig") }
+
+// RESTConfig returns a client configuration with the administrator's rights
+// and without a tight rate limit.
+func (cp *ControlPlane) RESTConfig() *rest.Config { return rest.CopyConfig(cp.restConfig) }
+
+// Client returns a clientset with the administrator's rights.
+func (cp *ControlPlane) Client() (*kubernetes.Clientset, error) {
+	return kubernetes.NewForConfig(cp.restConfig)
+}
+
+// UserKubeconfig returns a kubeconfig for a user of the given name and groups,
+// who may do what RBAC grants. A node is system:node:NAME in system:nodes, a
+// service account is best given a token instead.
+func (cp *ControlPlane) UserKubeconfig(user string, groups ...string) ([]byte, error) {
+	return cp.ca.Kubeconfig(cp.endpoint, user, groups...)
+}
+
+// UserRESTConfig is UserKubeconfig as a client configuration.
+func (cp *ControlPlane) UserRESTConfig(user string, groups ...string) (*rest.Config, error) {
+	data, err := cp.UserKubeconfig(user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	return clientcmd.RESTConfigFromKubeConfig(data)
+}
+
+// AuditLog returns the path of the API server's audit log: one JSON object per
+// finished request, with its user, user agent, verb and URI.
+func (cp *ControlPlane) AuditLog() string { return filepath.Join(cp.logDir(), "audit.log") }
+
+func (cp *ControlPlane) pkiDir() string { return filepath.Join(cp.dir, "pki") }
+func (cp *ControlPlane) logDir() string { return filepath.Join(cp.dir, "log") }
