@@ -86,11 +86,13 @@ func (t *tree) vf(pfAddr string, id int, addr string) {
 	t.device(addr, "0x020000", "0x10ca")
 	t.symlink("../"+pfAddr, filepath.Join(bus, addr, "physfn"))
 	t.symlink("../"+addr, filepath.Join(bus, pfAddr, fmt.Sprintf("virtfn%d", id)))
-	for index, l := range t.kernel.links {
-		if l.parent == pfAddr {
-			t.kernel.vfs[index][id] = VFSettings{}
+	t.kernel.with(func() {
+		for index, l := range t.kernel.links {
+			if l.parent == pfAddr {
+				t.kernel.vfs[index][id] = VFSettings{}
+			}
 		}
-	}
+	})
 }
 
 // kernelVF adds a virtual function with an interface, and returns the interface's index.
@@ -135,7 +137,8 @@ func (t *tree) hideNetdev(addr, name string) {
 
 // rename renames an interface in sysfs and in the kernel.
 func (t *tree) rename(index int, to string) {
-	l := t.kernel.links[index]
+	l, err := t.kernel.Link(index)
+	require.NoError(t.tb, err)
 	t.hideNetdev(l.parent, l.Name)
 	l.Name = to
 	t.kernel.set(l)
@@ -183,11 +186,14 @@ type fakeKernel struct {
 	events  chan error
 }
 
-func (k *fakeKernel) set(l link) {
+// with changes the kernel while a manager runs on it.
+func (k *fakeKernel) with(change func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.links[l.index] = l
+	change()
 }
+
+func (k *fakeKernel) set(l link) { k.with(func() { k.links[l.index] = l }) }
 
 func (k *fakeKernel) Links() ([]hostnet.Link, error) {
 	k.mu.Lock()

@@ -146,6 +146,15 @@ func byIndex(index int) netlink.Link {
 }
 
 func (rtnetlink) WatchLinks(ctx context.Context, notify func()) error {
+	return watchLinks(ctx, func(l netlink.Link) {
+		if concernsVF(l) {
+			notify()
+		}
+	})
+}
+
+// watchLinks calls changed for every link that changed.
+func watchLinks(ctx context.Context, changed func(netlink.Link)) error {
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
 	// lost holds the last error; the receiving goroutine ends after a failed receive and closes updates.
 	lost := make(chan error, 1)
@@ -163,9 +172,7 @@ func (rtnetlink) WatchLinks(ctx context.Context, notify func()) error {
 	}
 	stop := context.AfterFunc(ctx, func() { close(done) })
 	for u := range updates {
-		if concernsVF(u.Link) {
-			notify()
-		}
+		changed(u.Link)
 	}
 	if !stop() {
 		return ctx.Err()

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/testenv"
+)
+
+// vfMessage builds what the kernel answers for a PF (rtnl_fill_vfinfo in net/core/rtnetlink.c), with data for the
+// first of the VFs that the PF has.
+func vfMessage(has, listed int) []byte {
+	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST, nil)
+	for i := range listed {
+		info := list.AddRtAttr(nl.IFLA_VF_INFO, nil)
+		mac := nl.VfMac{Vf: uint32(i)}
+		if i%2 == 1 {
+			copy(mac.Mac[:], net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)})
+		}
+		info.AddRtAttr(nl.IFLA_VF_MAC, mac.Serialize())
+		vlan := nl.VfVlan{Vf: uint32(i), Vlan: uint32(1000 + i), Qos: uint32(i % 8)}
+		info.AddRtAttr(nl.IFLA_VF_VLAN, vlan.Serialize())
+		proto := unix.ETH_P_8021Q
+		if i == 255 {
+			proto = unix.ETH_P_8021AD
+		}
+		entry := make([]byte, nl.SizeofVfVlan+2)
+		binary.BigEndian.PutUint16(entry[nl.SizeofVfVlan:], uint16(proto))
+		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, entry)
+		// What is not looked at is there as well, to the size of today's kernels.
+		info.AddRtAttr(nl.IFLA_VF_RATE, make([]byte, nl.SizeofVfRate))
+		info.AddRtAttr(nl.IFLA_VF_SPOOFCHK, make([]byte, nl.SizeofVfSpoofchk))
+		info.AddRtAttr(nl.IFLA_VF_TRUST, make([]byte, nl.SizeofVfTrust))
+	}
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC).Serialize()
+	msg = append(msg, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens1f0")).Serialize()...)
+	msg = append(msg, nl.NewRtAttr(unix.IFLA_NUM_VF, nl.Uint32Attr(uint32(has))).Serialize()...)
+	if listed > 0 {
+		msg = append(msg, list.Serialize()...)
+	}
+	return msg
+}
+
+func TestParseVFs(t *testing.T) {
+	vfs, err := parseVFs(vfMessage(256, 256))
+	require.NoError(t, err)
+	require.Len(t, vfs, 256)
+	require.Equal(t, VFSettings{VLAN: 1000}, vfs[0])
+	require.Equal(t, VFSettings{VLAN: 1254, QoS: 6}, vfs[254])
+	require.Equal(t, VFSettings{VLAN: 1255, QoS: 7, VLANProto: unix.ETH_P_8021AD, MAC: "02:00:00:00:00:ff"}, vfs[255])
+
+	vfs, err = parseVFs(vfMessage(7, 0))
+	require.NoError(t, err, "the driver keeps no settings")
+	require.Empty(t, vfs)
+
+	_, err = parseVFs(vfMessage(256, 200))
+	require.ErrorContains(t, err, "cut off after 200 of 256")
+	_, err = parseVFs([]byte{1, 2})
+	require.Error(t, err)
+	whole := vfMessage(2, 2)
+	_, err = parseVFs(whole[:len(whole)-40])
+	require.Error(t, err)
+}
+
+func FuzzParseVFs(f *testing.F) {
+	f.Add(vfMessage(2, 2))
+	f.Fuzz(func(_ *testing.T, msg []byte) { _, _ = parseVFs(msg) })
+}
+
+func TestConcernsVF(t *testing.T) {
+	require.True(t, concernsVF(&netlink.Device{LinkAttrs: netlink.LinkAttrs{ParentDev: "0000:03:10.0", ParentDevBus: "pci"}}))
+	require.True(t, concernsVF(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: 3}}))
+	require.False(t, concernsVF(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{ParentIndex: 3}}))
+	require.False(t, concernsVF(&netlink.Bridge{}))
+}
+
+func TestRtnetlink(t *testing.T) {
+	testenv.Privileged(t)
+	// The thread is never unlocked: it ends with the test's goroutine, and the namespace with it.
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	require.NoError(t, err)
+	defer ns.Close()
+
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = "br0", 1400, net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	require.NoError(t, netlink.LinkAdd(bridge))
+	require.NoError(t, netlink.LinkAddAltName(bridge, "a-long-alternative-name"))
+
+	k := rtnetlink{}
+	l, err := k.Link(bridge.Index)
+	require.NoError(t, err)
+	require.Equal(t, "br0", l.Name)
+	require.Equal(t, []string{"a-long-alternative-name"}, l.AltNames)
+	require.Equal(t, 1400, l.MTU)
+	require.Equal(t, "02:00:00:00:00:01", l.MAC)
+	require.False(t, l.Up)
+	require.Empty(t, l.parent)
+
+	require.NoError(t, k.SetUp(bridge.Index))
+	l, err = k.Link(bridge.Index)
+	require.NoError(t, err)
+	require.True(t, l.Up)
+
+	vfs, err := k.VFs(bridge.Index)
+	require.NoError(t, err)
+	require.Empty(t, vfs)
+	require.ErrorIs(t, k.SetVFVLAN(bridge.Index, 0, VFSettings{VLAN: 5}), unix.EOPNOTSUPP)
+	_, err = k.Link(9999)
+	require.ErrorIs(t, err, unix.ENODEV)
+}
+
+func TestWatchLinks(t *testing.T) {
+	testenv.Privileged(t)
+	// As above. The subscription is made on this thread; only its reading is another goroutine's.
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	require.NoError(t, err)
+	defer ns.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br0"
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	require.NoError(t, netlink.LinkAdd(bridge))
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+
+	// The bridge changes until a change is seen, since the subscription may come later than the first ones.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	seen := make(chan string, 1)
+	changes := make(chan error, 1)
+	go func() {
+		defer handle.Close()
+		for mtu := 1000; ctx.Err() == nil; mtu = 1000 + (mtu+1)%100 {
+			if err := handle.LinkSetMTU(bridge, mtu); err != nil {
+				changes <- err
+				return
+			}
+		}
+		changes <- nil
+	}()
+	err = watchLinks(ctx, func(l netlink.Link) {
+		select {
+		case seen <- l.Attrs().Name:
+		default:
+		}
+		cancel()
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, <-changes)
+	require.Equal(t, "br0", <-seen)
+}

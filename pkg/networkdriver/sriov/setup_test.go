@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const vf0 = "0000-03-10-0"
+
+func withVLAN(id int) types.DeviceConfig { return types.DeviceConfig{Vlan: &id} }
+
+// discovered returns the node's manager, the first VF as discovery sees it, and the index of its PF.
+func discovered(t *testing.T, node *tree, p Params) (*Manager, *Device, int) {
+	t.Helper()
+	m := node.manager(p)
+	devices, skipped := node.scan(m)
+	require.Contains(t, devices, vf0, "skipped: %v", skipped)
+	for index, l := range node.kernel.links {
+		if l.parent == pfAddr {
+			return m, devices[vf0], index
+		}
+	}
+	t.Fatal("the node has no PF")
+	return nil, nil, 0
+}
+
+func TestSetupAndFree(t *testing.T) {
+	qinq := VFSettings{VLAN: 7, QoS: 3, VLANProto: unix.ETH_P_8021AD}
+	for name, tc := range map[string]struct {
+		found VFSettings
+		cfg   types.DeviceConfig
+		// inUse is the VLAN while the VF is the claim's.
+		inUse   VFSettings
+		changes []string
+	}{
+		"vlan": {VFSettings{}, withVLAN(1001), VFSettings{VLAN: 1001},
+			[]string{"vf 0 vlan 1001 qos 0 proto 0", "vf 0 vlan 0 qos 0 proto 0"}},
+		"nothing to do": {VFSettings{}, types.DeviceConfig{}, VFSettings{}, nil},
+		"no vlan asked for and one left over": {qinq, types.DeviceConfig{}, VFSettings{},
+			[]string{"vf 0 vlan 0 qos 0 proto 0", fmt.Sprintf("vf 0 vlan 7 qos 3 proto %d", unix.ETH_P_8021AD)}},
+		"vlan 0": {VFSettings{VLAN: 9}, withVLAN(0), VFSettings{},
+			[]string{"vf 0 vlan 0 qos 0 proto 0", "vf 0 vlan 9 qos 0 proto 0"}},
+		"vlan is there already": {VFSettings{VLAN: 9}, withVLAN(9), VFSettings{VLAN: 9}, nil},
+		"only the priority differs": {VFSettings{VLAN: 9, QoS: 5}, withVLAN(9), VFSettings{VLAN: 9},
+			[]string{"vf 0 vlan 9 qos 0 proto 0", "vf 0 vlan 9 qos 5 proto 0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			_, d, pf := discovered(t, node, Params{})
+			node.kernel.vfs[pf][0] = tc.found
+			node.kernel.vfs[pf][1] = VFSettings{VLAN: 77}
+
+			dev, err := d.Setup(t.Context(), tc.cfg)
+			require.NoError(t, err)
+			require.Equal(t, tc.inUse, node.kernel.vfs[pf][0])
+			require.Nil(t, d.Original, "a device is immutable")
+			require.Equal(t, types.LinkState{Name: "ens1f0v0", AltNames: []string{"altens1f0v0"}, MTU: 1500, MAC: "02:00:00:00:00:03"}, dev.HostState())
+
+			again, err := dev.Setup(t.Context(), tc.cfg)
+			require.NoError(t, err)
+			require.Equal(t, dev, again, "the second Setup remembers the same")
+			require.NoError(t, dev.Free(t.Context(), tc.cfg))
+			require.NoError(t, dev.Free(t.Context(), tc.cfg), "Free can be repeated")
+			require.Equal(t, tc.found, node.kernel.vfs[pf][0])
+			require.Equal(t, tc.changes, node.kernel.changes)
+			require.Equal(t, VFSettings{VLAN: 77}, node.kernel.vfs[pf][1], "another VF is not touched")
+		})
+	}
+}
+
+// A repeated Setup puts back what was lost meanwhile, also when the link is in the pod.
+func TestSetupOfPreparedDeviceInPod(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	node.hideNetdev("0000:03:10.0", "ens1f0v0")
+	node.kernel.vfs[pf][0] = VFSettings{}
+	again, err := dev.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	require.Equal(t, dev, again)
+	require.Equal(t, VFSettings{VLAN: 5}, node.kernel.vfs[pf][0])
+}
+
+func TestSetupUserspaceDriver(t *testing.T) {
+	node := newNode(t)
+	node.hideNetdev("0000:03:10.0", "ens1f0v0")
+	node.bind("0000:03:10.0", "vfio-pci")
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	require.Equal(t, VFSettings{VLAN: 5}, node.kernel.vfs[pf][0])
+	require.Zero(t, dev.HostState())
+	require.True(t, dev.Link().IsZero())
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+}
+
+// What happened between discovery and Setup is seen at Setup, before anything is touched.
+func TestSetupRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(node *tree, pf int)
+		cfg    types.DeviceConfig
+		want   string
+	}{
+		"device gone": {func(n *tree, _ int) { n.remove("bus/pci/devices/0000:03:10.0") }, types.DeviceConfig{}, "the PCI device is gone"},
+		"no VF any more": {func(n *tree, _ int) { n.remove(filepath.Join(bus, "0000:03:10.0", "physfn")) }, types.DeviceConfig{},
+			"no SR-IOV virtual function"},
+		"driver gone": {func(n *tree, _ int) { n.remove(filepath.Join(bus, "0000:03:10.0", "driver")) }, types.DeviceConfig{},
+			"no driver is bound"},
+		"driver changed": {func(n *tree, _ int) { n.hideNetdev("0000:03:10.0", "ens1f0v0"); n.bind("0000:03:10.0", "vfio-pci") },
+			types.DeviceConfig{PodIfName: "net1"}, "podIfName: 0000-03-10-0 has no interface"},
+		"link elsewhere": {func(n *tree, _ int) { n.hideNetdev("0000:03:10.0", "ens1f0v0") }, types.DeviceConfig{},
+			"not in the host's network namespace"},
+		"PF gone": {func(n *tree, _ int) { n.hideNetdev(pfAddr, pfName) }, types.DeviceConfig{}, "physical function 0000:03:00.0 has no interface"},
+		"node's own network": {func(n *tree, _ int) { n.kernel.routes = []int{3} }, types.DeviceConfig{},
+			"its interface ens1f0v0 is part of the node's own network: it carries a default route"},
+		"guard blind": {func(n *tree, _ int) { n.kernel.scanErr = errors.New("boom") }, types.DeviceConfig{}, "read the node's own network"},
+		"index is another interface's": {func(n *tree, _ int) { n.kernel.set(link{index: 3, parent: "0000:99:00.0"}) }, types.DeviceConfig{},
+			`belongs to "0000:99:00.0", not to 0000:03:10.0`},
+		"PF's index is another interface's": {func(n *tree, pf int) { n.kernel.set(link{index: pf, parent: "0000:99:00.0"}) }, types.DeviceConfig{},
+			`belongs to "0000:99:00.0", not to the PF 0000:03:00.0`},
+		"vlan too large": {func(*tree, int) {}, withVLAN(4095), "vlan: 4095 is not in 0..4094"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			_, d, pf := discovered(t, node, Params{})
+			tc.change(node, pf)
+			dev, err := d.Setup(t.Context(), tc.cfg)
+			require.ErrorContains(t, err, tc.want)
+			require.Nil(t, dev)
+			require.Empty(t, node.kernel.changes)
+		})
+	}
+}
+
+func TestSetupFailureLeavesNothing(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	node.kernel.vfs[pf][0] = VFSettings{VLAN: 9}
+	// The driver fails half-way: the VLAN is set and an error returned.
+	node.kernel.setVLAN = func(pfIndex, vf int, s VFSettings) error {
+		if s.VLAN == 1001 {
+			node.kernel.vfs[pfIndex][vf] = s
+			return unix.EIO
+		}
+		return nil
+	}
+	_, err := d.Setup(t.Context(), withVLAN(1001))
+	require.ErrorIs(t, err, unix.EIO)
+	require.ErrorContains(t, err, "set up VF 0000:03:10.0: set VLAN 1001 of VF 0 on PF ens1f0")
+	require.Equal(t, VFSettings{VLAN: 9}, node.kernel.vfs[pf][0])
+}
+
+// Some drivers have no VLANs for VFs: that is an error only for a claim that wants one.
+func TestSetupWithoutVFSettings(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	delete(node.kernel.vfs, pf)
+	node.kernel.setVLAN = func(int, int, VFSettings) error { return unix.EOPNOTSUPP }
+	dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+	_, err = d.Setup(t.Context(), withVLAN(5))
+	require.ErrorIs(t, err, unix.EOPNOTSUPP)
+}
+
+func TestBusyIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(t)
+		_, d, _ := discovered(t, node, Params{})
+		calls := 0
+		node.kernel.setVLAN = func(int, int, VFSettings) error {
+			if calls++; calls < 5 {
+				return unix.EBUSY
+			}
+			return nil
+		}
+		_, err := d.Setup(t.Context(), withVLAN(5))
+		require.NoError(t, err)
+		require.Equal(t, 5, calls)
+
+		node.kernel.setVLAN = func(int, int, VFSettings) error { return unix.EBUSY }
+		start := time.Now()
+		_, err = d.Setup(t.Context(), withVLAN(6))
+		require.ErrorIs(t, err, unix.EBUSY)
+		require.Less(t, time.Since(start), 5*time.Second)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = d.Setup(ctx, withVLAN(6))
+		require.ErrorIs(t, err, unix.EBUSY)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+// Seven claims at once on one PF: calls to the PF do not overlap, and every VF gets its own VLAN. Another PF that does
+// not answer delays none of them.
+func TestConcurrentSetup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newTree(t)
+		pf := node.pf(pfAddr, pfName, 7)
+		for i := range 7 {
+			node.kernelVF(pfAddr, i, fmt.Sprintf("0000:03:10.%d", i), fmt.Sprintf("ens1f0v%d", i))
+		}
+		other := node.pf("0000:04:00.0", "ens2f0", 7)
+		node.kernelVF("0000:04:00.0", 0, "0000:04:10.0", "ens2f0v0")
+		devices, _ := node.scan(node.manager(Params{}))
+		require.Len(t, devices, 8)
+
+		var busy atomic.Bool
+		slow := make(chan struct{})
+		node.kernel.setVLAN = func(pfIndex, vf int, s VFSettings) error {
+			if pfIndex == other {
+				<-slow
+				return nil
+			}
+			if !busy.CompareAndSwap(false, true) {
+				return unix.EIO
+			}
+			_ = pause(context.Background(), time.Millisecond)
+			busy.Store(false)
+			return nil
+		}
+		var stuck, rest sync.WaitGroup
+		stuck.Go(func() {
+			_, err := devices["0000-04-10-0"].Setup(t.Context(), withVLAN(5))
+			require.NoError(t, err)
+		})
+		synctest.Wait()
+		for i := range 7 {
+			rest.Go(func() {
+				_, err := devices[fmt.Sprintf("0000-03-10-%d", i)].Setup(t.Context(), withVLAN(100+i))
+				require.NoError(t, err)
+			})
+		}
+		rest.Wait()
+		for i := range 7 {
+			require.Equal(t, 100+i, node.kernel.vfs[pf][i].VLAN)
+		}
+
+		// Who waits for the stuck PF can be told to give up.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := devices["0000-04-10-0"].Setup(ctx, withVLAN(6))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "wait for other work on PF 0000:04:00.0")
+		close(slow)
+		stuck.Wait()
+	})
+}
+
+// udev renames the VF while it is set up: what is remembered is the name that it keeps.
+func TestSetupRemembersSettledName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(t)
+		_, d, _ := discovered(t, node, Params{})
+		node.rename(3, "dev3")
+		renamed := time.AfterFunc(quietPeriod/2, func() { node.rename(3, "fast0") })
+		defer renamed.Stop()
+		dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.Equal(t, "fast0", dev.HostState().Name)
+		require.Equal(t, "fast0", dev.KernelIfName())
+	})
+}
+
+func TestFreeOfWhatIsGone(t *testing.T) {
+	for name, vanish := range map[string]func(node *tree){
+		"VF":           func(n *tree) { n.remove("bus/pci/devices/0000:03:10.0") },
+		"PF":           func(n *tree) { n.hideNetdev(pfAddr, pfName) },
+		"another kind": func(n *tree) { n.remove(filepath.Join(bus, "0000:03:10.0", "physfn")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			var log bytes.Buffer
+			_, d, _ := discovered(t, node, Params{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			dev, err := d.Setup(t.Context(), withVLAN(5))
+			require.NoError(t, err)
+			vanish(node)
+			require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+			require.Len(t, node.kernel.changes, 1, "only Setup's")
+			require.Contains(t, log.String(), vf0)
+		})
+	}
+	require.NoError(t, (&Device{Addr: "0000:03:10.0"}).Free(t.Context(), types.DeviceConfig{}), "what is not prepared has nothing to restore")
+}
+
+// The VF's index and its PF are those of this moment, not those remembered.
+func TestFreeResolvesAnew(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	node.remove(filepath.Join(bus, pfAddr, "virtfn0"))
+	node.symlink("../0000:03:10.0", filepath.Join(bus, pfAddr, "virtfn6"))
+	node.kernel.vfs[pf] = map[int]VFSettings{6: {VLAN: 5}, 0: {VLAN: 5}}
+	node.rename(pf, "renamed0")
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+	require.Equal(t, map[int]VFSettings{6: {}, 0: {VLAN: 5}}, node.kernel.vfs[pf])
+}
+
+func TestFreeWarnsOfForeignVLAN(t *testing.T) {
+	node := newNode(t)
+	var log bytes.Buffer
+	_, d, pf := discovered(t, node, Params{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	node.kernel.vfs[pf][0] = VFSettings{VLAN: 66}
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+	require.Contains(t, log.String(), "was changed while it was a claim's")
+}
+
+func TestFreeFailureIsReported(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	node.kernel.setVLAN = func(int, int, VFSettings) error { return unix.EIO }
+	require.ErrorIs(t, dev.Free(t.Context(), withVLAN(5)), unix.EIO)
+	node.kernel.setVLAN = nil
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+}
+
+func TestFreeRestoresPFsAddress(t *testing.T) {
+	const own, admin, foreign = "02:00:00:00:00:03", "02:aa:00:00:00:01", "02:ff:00:00:00:09"
+	for name, tc := range map[string]struct {
+		was, now, want string
+	}{
+		"follows the interface":           {own, own, own},
+		"none before, own now":            {"", own, own},
+		"the pod's, none before":          {"", foreign, ""},
+		"the pod's, own before":           {own, foreign, own},
+		"the pod's, administrator's was":  {admin, foreign, admin},
+		"cleared by a reset of the VF":    {own, "", ""},
+		"administrator's is still there":  {admin, admin, admin},
+		"administrator's, VF's own is on": {admin, own, own},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			_, d, pf := discovered(t, node, Params{})
+			node.kernel.vfs[pf][0] = VFSettings{MAC: tc.was}
+			dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+			require.NoError(t, err)
+			node.kernel.vfs[pf][0] = VFSettings{MAC: tc.now}
+			require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+			require.Equal(t, tc.want, node.kernel.vfs[pf][0].MAC)
+		})
+	}
+
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	node.kernel.vfs[pf][0] = VFSettings{MAC: foreign}
+	node.kernel.setMAC = func(string) error { return unix.EINVAL }
+	require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}), "a driver that never takes it must not block the device")
+	node.kernel.setMAC = func(string) error { return unix.EIO }
+	require.ErrorIs(t, dev.Free(t.Context(), types.DeviceConfig{}), unix.EIO)
+}
+
+func TestSetupWarnsOfSharedAddress(t *testing.T) {
+	node := newNode(t)
+	var log bytes.Buffer
+	_, d, pf := discovered(t, node, Params{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	node.kernel.vfs[pf][1] = VFSettings{MAC: d.MAC}
+	_, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	require.Contains(t, log.String(), "same hardware address")
+	require.Contains(t, log.String(), "otherVF=1")
+}
