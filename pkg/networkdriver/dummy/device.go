@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package dummy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	// defaultMTU is what the kernel gives a dummy link (ETH_DATA_LEN).
+	defaultMTU = 1500
+	// maxMTU is more than any link has and keeps a record from holding nonsense.
+	maxMTU = 1 << 20
+)
+
+func nameOf(i int) string { return linkKind + strconv.Itoa(i) }
+
+// validName says whether a device of this manager can have the name.
+func validName(name string) bool {
+	number, ok := strings.CutPrefix(name, linkKind)
+	i, err := strconv.Atoi(number)
+	return ok && err == nil && i >= 0 && i < MaxCount && name == nameOf(i)
+}
+
+// device is a dummy link, before Setup its name only.
+type device struct {
+	links links
+	name  string
+	made  *made // nil before Setup
+}
+
+// made is the link of a prepared device.
+type made struct {
+	IfIndex int    `json:"ifIndex"`
+	MTU     int    `json:"mtu"`
+	MAC     string `json:"mac"`
+}
+
+type record struct {
+	Name string `json:"name"`
+	*made
+}
+
+var _ types.Device = (*device)(nil)
+
+// IfName implements [types.Device].
+func (d *device) IfName() string { return d.name }
+
+// KernelIfName implements [types.Device]. It is the name that the link gets when it is made.
+func (d *device) KernelIfName() string { return d.name }
+
+// Attrs implements [types.Device]. The MAC is made up by the kernel at Setup and unknown before.
+func (d *device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	attrs := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"ifName":       {StringValue: ptr.To(d.name)},
+		"kernelIfName": {StringValue: ptr.To(d.name)},
+		"mtu":          {IntValue: ptr.To[int64](defaultMTU)},
+	}
+	if d.made != nil {
+		attrs["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.made.MTU))}
+		attrs["mac"] = resourceapi.DeviceAttribute{StringValue: ptr.To(d.made.MAC)}
+	}
+	return attrs
+}
+
+// Match implements [types.Device]. PF names say nothing about a dummy; parent links, PCI addresses, vendors, devices
+// and drivers are what it does not have.
+func (d *device) Match(f *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
+	if f == nil {
+		return false
+	}
+	hardware := len(f.ParentIfNames) + len(f.PciAddrs) + len(f.VendorIDs) + len(f.DeviceIDs) + len(f.Drivers)
+	return hardware == 0 &&
+		(len(f.DeviceManagers) == 0 || slices.Contains(f.DeviceManagers, types.DeviceManagerTypeDummy.String())) &&
+		(len(f.IfNames) == 0 || slices.Contains(f.IfNames, d.name))
+}
+
+// Link implements [types.Device]. The alias is known before Setup, the index is not.
+func (d *device) Link() types.LinkID {
+	id := types.LinkID{Kind: linkKind, Alias: aliasOf(d.name)}
+	if d.made != nil {
+		id.IfIndex = d.made.IfIndex
+	}
+	return id
+}
+
+// HostState implements [types.Device].
+func (d *device) HostState() types.LinkState {
+	if d.made == nil {
+		return types.LinkState{}
+	}
+	return types.LinkState{Name: d.name, MTU: d.made.MTU, MAC: d.made.MAC}
+}
+
+// Validate implements [types.Device].
+func (d *device) Validate(cfg types.DeviceConfig) error {
+	if cfg.Vlan != nil {
+		return errors.New("vlan: a dummy link has no VLAN, leave the parameter out")
+	}
+	return nil
+}
+
+// Setup implements [types.Device]. It makes the link, and again if the link of a prepared device has died with a pod's
+// network namespace; the device it returns knows the new one. What was left of an earlier Setup that nobody remembers is
+// replaced. A name that another link of the host has, and a kernel without dummy links, are errors that say so.
+func (d *device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := d.Validate(cfg); err != nil {
+		return nil, err
+	}
+	keep := 0
+	if d.made != nil {
+		keep = d.made.IfIndex
+	}
+	l, err := d.links.create(d.name, keep)
+	if err != nil {
+		return nil, err
+	}
+	if l.index == keep {
+		return d, nil
+	}
+	return &device{links: d.links, name: d.name, made: &made{IfIndex: l.index, MTU: l.mtu, MAC: l.mac}}, nil
+}
+
+// Free implements [types.Device].
+func (d *device) Free(ctx context.Context, _ types.DeviceConfig) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return d.links.delete(d.name)
+}
+
+// Merge implements [types.Device]. Discovery knows all there is to publish about a dummy link, in a pod or not.
+func (d *device) Merge(types.Device) types.Device { return d }
+
+// MarshalJSON implements [json.Marshaler].
+func (d *device) MarshalJSON() ([]byte, error) {
+	return json.Marshal(record{Name: d.name, made: d.made})
+}
+
+// restore decodes what MarshalJSON wrote of a prepared device. Whoever may write a claim's status may have written it.
+func restore(links links, data []byte) (types.Device, error) {
+	r := record{made: &made{}}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r); err != nil {
+		return nil, fmt.Errorf("decode dummy device: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("decode dummy device: data after its end")
+	}
+	mac, err := net.ParseMAC(r.MAC)
+	switch {
+	case !validName(r.Name):
+		return nil, fmt.Errorf("dummy device: name %.64q is none of %s to %s", r.Name, nameOf(0), nameOf(MaxCount-1))
+	case r.IfIndex <= 0 || r.IfIndex > 1<<31-1:
+		return nil, fmt.Errorf("dummy device %s: ifIndex %d is not an interface index", r.Name, r.IfIndex)
+	case r.MTU <= 0 || r.MTU > maxMTU:
+		return nil, fmt.Errorf("dummy device %s: mtu %d is not in 1..%d", r.Name, r.MTU, maxMTU)
+	case err != nil || len(mac) != 6 || mac.String() != r.MAC:
+		return nil, fmt.Errorf("dummy device %s: mac %.64q is not an Ethernet address in lower case colon notation", r.Name, r.MAC)
+	}
+	return &device{links: links, name: r.Name, made: r.made}, nil
+}

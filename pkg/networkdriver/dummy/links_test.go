@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package dummy
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	wait = 10 * time.Second
+	poll = 10 * time.Millisecond
+)
+
+// newNetNS returns the path of a new network namespace, which ends with the test.
+func newNetNS(t *testing.T) string {
+	t.Helper()
+	testenv.Privileged(t)
+	path := filepath.Join(t.TempDir(), "netns")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	done := make(chan error)
+	go func() {
+		// Not unlocked: the thread that has entered the new namespace ends with the goroutine.
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+		}
+		done <- err
+	}()
+	require.NoError(t, <-done)
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
+	return path
+}
+
+// eachKind runs the test with dummy links where the kernel has them, and with ifb links, which are as simple, where it
+// has those: few kernels of build machines have the former.
+func eachKind(t *testing.T, test func(t *testing.T, k kernelLinks, h *conn)) {
+	for _, kind := range []string{linkKind, "ifb"} {
+		t.Run(kind, func(t *testing.T) {
+			k := kernelLinks{netns: newNetNS(t), kind: kind}
+			h, err := k.open()
+			require.NoError(t, err)
+			t.Cleanup(h.close)
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "probe"
+			if err := h.LinkAdd(&netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}); err != nil {
+				t.Skipf("the kernel has no %s links: %v", kind, err)
+			}
+			for _, name := range []string{"probe", moduleStray} {
+				if l, err := h.LinkByName(name); err == nil {
+					require.NoError(t, h.LinkDel(l))
+				}
+			}
+			test(t, k, h)
+		})
+	}
+}
+
+func names(t *testing.T, h *conn) []string {
+	t.Helper()
+	all, err := h.list()
+	require.NoError(t, err)
+	names := []string{}
+	for _, l := range all {
+		if l.Attrs().Name != "lo" {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+func add(t *testing.T, h *conn, kind, name string) netlink.Link {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	require.NoError(t, h.LinkAdd(&netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}))
+	l, err := h.LinkByName(name)
+	require.NoError(t, err)
+	return l
+}
+
+func TestSetupAndFree(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, h *conn) {
+		dev := types.Device(&device{links: k, name: "dummy2"})
+		prepared, err := dev.Setup(t.Context(), types.DeviceConfig{PodIfName: "net1"})
+		require.NoError(t, err)
+		l, err := h.LinkByName("dummy2")
+		require.NoError(t, err)
+		attrs := l.Attrs()
+		require.Equal(t, types.LinkID{Kind: linkKind, IfIndex: attrs.Index, Alias: attrs.Alias}, prepared.Link())
+		require.Equal(t, "networkdriver:dummy2", attrs.Alias)
+		require.Zero(t, attrs.Group)
+		require.Equal(t, types.LinkState{Name: "dummy2", MTU: 1500, MAC: attrs.HardwareAddr.String()}, prepared.HostState())
+		require.Zero(t, attrs.RawFlags&unix.IFF_UP)
+
+		again, err := prepared.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.Equal(t, prepared, again)
+
+		// It may be back from a pod under another name.
+		require.NoError(t, h.LinkSetName(l, "netdrv0"))
+		again, err = prepared.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.Equal(t, prepared, again)
+		require.NoError(t, prepared.Free(t.Context(), types.DeviceConfig{}))
+		require.Empty(t, names(t, h))
+		require.NoError(t, prepared.Free(t.Context(), types.DeviceConfig{}), "what is gone is freed")
+	})
+}
+
+func TestSetupAfterTheLinkDied(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, h *conn) {
+		dev := types.Device(&device{links: k, name: "dummy0"})
+		prepared, err := dev.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		l, err := h.LinkByName("dummy0")
+		require.NoError(t, err)
+		require.NoError(t, h.LinkDel(l))
+
+		again, err := prepared.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.NotEqual(t, prepared.Link().IfIndex, again.Link().IfIndex)
+		l, err = h.LinkByName("dummy0")
+		require.NoError(t, err)
+		require.Equal(t, l.Attrs().Index, again.Link().IfIndex)
+	})
+}
+
+func TestSetupReplacesWhatWasLeft(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, h *conn) {
+		dev := types.Device(&device{links: k, name: "dummy0"})
+		left, err := dev.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		l, err := h.LinkByName("dummy0")
+		require.NoError(t, err)
+		require.NoError(t, h.LinkSetMTU(l, 1300))
+		prepared, err := dev.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.NotEqual(t, left.Link(), prepared.Link())
+		require.Equal(t, 1500, prepared.HostState().MTU)
+		require.Equal(t, []string{"dummy0"}, names(t, h))
+		require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+
+		// An agent that was killed between making a link and marking it.
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Group = "dummy0", unfinishedGroup
+		require.NoError(t, h.LinkAdd(&netlink.GenericLink{LinkAttrs: attrs, LinkType: k.kind}))
+		_, err = dev.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+		require.Empty(t, names(t, h))
+	})
+}
+
+func TestForeignLinksAreLeftAlone(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, h *conn) {
+		add(t, h, k.kind, "dummy0")
+		add(t, h, "bridge", "dummy1")
+		bridge := add(t, h, "bridge", "dummy3")
+		require.NoError(t, h.LinkSetAlias(bridge, aliasOf("dummy3")))
+		for _, name := range []string{"dummy0", "dummy1", "dummy3"} {
+			dev := types.Device(&device{links: k, name: name})
+			_, err := dev.Setup(t.Context(), types.DeviceConfig{})
+			require.ErrorContains(t, err, "create link "+name+": "+foreignReason)
+			require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+		}
+		require.ElementsMatch(t, []string{"dummy0", "dummy1", "dummy3"}, names(t, h))
+	})
+}
+
+func TestKernelWithoutSupport(t *testing.T) {
+	k := kernelLinks{netns: newNetNS(t), kind: "no-such-kind"}
+	_, err := (&device{links: k, name: "dummy0"}).Setup(t.Context(), types.DeviceConfig{})
+	require.ErrorContains(t, err, "kernel has no no-such-kind link support")
+}
+
+func TestRunFollowsTheHost(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	eachKind(t, func(t *testing.T, k kernelLinks, h *conn) {
+		m := &Manager{log: slog.New(slog.DiscardHandler), count: 3, links: k}
+		snapshots := make(chan types.Snapshot, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- m.Run(ctx, func(s types.Snapshot) { snapshots <- s }) }()
+		next := func() types.Snapshot {
+			select {
+			case s := <-snapshots:
+				return s
+			case <-time.After(wait):
+				require.Fail(t, "nothing is published")
+				return types.Snapshot{}
+			}
+		}
+		require.Len(t, next().Devices, 3)
+
+		foreign := add(t, h, "bridge", "dummy1")
+		s := next()
+		require.Len(t, s.Devices, 2)
+		require.Equal(t, []types.Skipped{{Device: "dummy1", Reason: foreignReason}}, s.Skipped)
+
+		// Ours is nothing new.
+		_, err := s.Devices[0].Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		require.NoError(t, h.LinkDel(foreign))
+		s = next()
+		require.Len(t, s.Devices, 3)
+		require.Empty(t, s.Skipped)
+
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		require.Empty(t, snapshots)
+	})
+	require.Eventually(t, func() bool { return goleak.Find(ignore) == nil }, wait, poll, "goroutines are left")
+}
+
+func TestNoDescriptorIsLeftOpen(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, _ *conn) {
+		open := func() int {
+			entries, err := os.ReadDir("/proc/self/fd")
+			require.NoError(t, err)
+			return len(entries)
+		}
+		dev := types.Device(&device{links: k, name: "dummy0"})
+		before := open()
+		for range 3 {
+			_, err := dev.Setup(t.Context(), types.DeviceConfig{})
+			require.NoError(t, err)
+			_, err = k.list()
+			require.NoError(t, err)
+			require.NoError(t, dev.Free(t.Context(), types.DeviceConfig{}))
+		}
+		require.Equal(t, before, open())
+	})
+}
