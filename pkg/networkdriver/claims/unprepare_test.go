@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+func TestUnprepare(t *testing.T) {
+	f := newFixture(t, "a", "b")
+	_, err := f.Prepare(t.Context(), newClaim("c", with("ra", "a"), with("rb", "b"), fromClaim(`{"vlan":9}`)))
+	require.NoError(t, err)
+	_, err = f.Prepare(t.Context(), newClaim("unknown", with("x", "zz")))
+	require.Error(t, err)
+	f.host.takeCalls()
+	require.NoError(t, f.Unprepare(t.Context(), "uid-c"))
+	require.Equal(t, []string{"return a", "free a", "return b", "free b"}, f.host.takeCalls())
+	require.Empty(t, f.rows())
+	require.Empty(t, f.host.vlans)
+	require.Equal(t, []Ref{{Namespace: "default", Name: "c", UID: "uid-c"}}, f.status.takeWithdrawn())
+
+	for _, uid := range []kubetypes.UID{"uid-c", "uid-unknown", "uid-never-seen", ""} {
+		require.NoError(t, f.Unprepare(t.Context(), uid), "uid %q", uid)
+	}
+	require.Empty(t, f.host.takeCalls())
+	require.Empty(t, f.status.takeWithdrawn())
+}
+
+// A failure keeps the row and what is needed to try again; the claim's other devices are freed.
+func TestUnprepareFails(t *testing.T) {
+	for _, tt := range []struct{ step, err string }{
+		{"return a", `unprepare claim default/c (uid uid-c): bring device a back from pod default/pod-c: busy`},
+		{"free a", `unprepare claim default/c (uid uid-c): free device a: busy`},
+	} {
+		t.Run(tt.step, func(t *testing.T) {
+			f := newFixture(t, "a", "b")
+			_, err := f.Prepare(t.Context(), newClaim("c", with("ra", "a"), with("rb", "b")))
+			require.NoError(t, err)
+			f.attach("a")
+			busy := errors.New("busy")
+			f.host.fail[tt.step] = busy
+			for range 2 {
+				require.EqualError(t, f.Unprepare(t.Context(), "uid-c"), tt.err)
+				require.Len(t, f.rows(), 1)
+				row := f.row("a")
+				require.Equal(t, "Failed", row.State())
+				require.Contains(t, tt.err, row.Error)
+				require.Equal(t, tt.step == "return a", row.Attachment != nil, "the row says where the link is")
+				require.NotEmpty(t, f.status.takeWithdrawn())
+			}
+			clear(f.host.fail)
+			require.NoError(t, f.Unprepare(t.Context(), "uid-c"))
+			require.Empty(t, f.rows())
+			require.Empty(t, f.host.vlans)
+		})
+	}
+}
+
+// The side that brings the link home may change the row; Free must see that row.
+func TestUnprepareFreesTheRowAsItIsAfterReturn(t *testing.T) {
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("c", with("ra", "a")))
+	require.NoError(t, err)
+	f.attach("a")
+	f.host.onReturn = func(row *tables.DRAAllocation) {
+		f.insert(row.With(func(r *tables.DRAAllocation) {
+			r.Attachment = nil
+			r.PreparedDevice = &fakeDevice{host: f.host, Name: "a2", Found: true}
+		}))
+	}
+	f.host.takeCalls()
+	require.NoError(t, f.Unprepare(t.Context(), "uid-c"))
+	require.Equal(t, []string{"return a", "free a2"}, f.host.takeCalls())
+	require.Empty(t, f.rows())
+}
+
+// A call that was held up until the row is another claim's does nothing to it (DET-03).
+func TestUnprepareTooLate(t *testing.T) {
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("old", with("ra", "a")))
+	require.NoError(t, err)
+	f.host.takeCalls()
+	var present *tables.DRAAllocation
+	f.host.onReturn = func(row *tables.DRAAllocation) {
+		present = row.With(func(r *tables.DRAAllocation) { r.ClaimUID, r.ClaimName = "uid-new", "new" })
+		f.insert(present)
+	}
+	require.NoError(t, f.Unprepare(t.Context(), "uid-old"))
+	require.Equal(t, []string{"return a"}, f.host.takeCalls())
+	require.Equal(t, []*tables.DRAAllocation{present}, f.rows())
+
+	f.host.fail["return a"] = errors.New("no")
+	f.host.onReturn = nil
+	old := present.With(func(r *tables.DRAAllocation) { r.ClaimUID = "uid-old" })
+	require.EqualError(t, f.keepRow(old, true, errors.New("no")), "no")
+	require.NoError(t, f.deleteRow(old))
+	require.Equal(t, []*tables.DRAAllocation{present}, f.rows())
+}
+
+// A device with rows of two claims is freed by the last of them only.
+func TestUnprepareSharedDevice(t *testing.T) {
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("one", with("ra", "a")))
+	require.NoError(t, err)
+	f.insert(f.row("a").With(func(r *tables.DRAAllocation) {
+		r.Pool, r.ClaimUID, r.ClaimName = "pool2", "uid-two", "two"
+	}))
+	f.host.takeCalls()
+	require.NoError(t, f.Unprepare(t.Context(), "uid-one"))
+	require.Empty(t, f.host.takeCalls())
+	require.Len(t, f.rows(), 1)
+	require.NoError(t, f.Unprepare(t.Context(), "uid-two"))
+	require.Equal(t, []string{"return a", "free a"}, f.host.takeCalls())
+	require.Empty(t, f.rows())
+}
