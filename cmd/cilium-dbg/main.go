@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Command cilium-dbg looks into a running agent.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/cilium/hive/shell"
+	"github.com/spf13/cobra"
+
+	"github.com/cilium/networkdriver/pkg/debugapi"
+	"github.com/cilium/networkdriver/pkg/program"
+)
+
+func main() {
+	if err := command().Execute(); err != nil {
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use: "cilium-dbg", Short: "Look into a running agent",
+		Version: program.Version(), SilenceUsage: true,
+	}
+	socket := root.PersistentFlags().String("socket-path", debugapi.DefaultSocketPath, "Path of the agent's unix socket")
+	agent := func() *debugapi.Client { return debugapi.NewClient(*socket) }
+	root.AddCommand(statedbCommand(agent), devicesCommand(agent), statusCommand(agent), shellCommand())
+	return root
+}
+
+func statedbCommand(agent func() *debugapi.Client) *cobra.Command {
+	return &cobra.Command{
+		Use: "statedb [TABLE]", Short: "Print all StateDB tables, or one, as JSON",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			var raw json.RawMessage
+			if len(args) == 0 {
+				raw, err = agent().Dump(cmd.Context())
+			} else {
+				raw, err = agent().DumpTable(cmd.Context(), args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd.OutOrStdout(), raw)
+		},
+	}
+}
+
+func devicesCommand(agent func() *debugapi.Client) *cobra.Command {
+	output := ""
+	cmd := &cobra.Command{
+		Use: "networkdriver", Short: "Print the network devices and the pods that have them",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return fmt.Errorf("--output: %q is neither table nor json", output)
+			}
+			devices, err := agent().Devices(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if output == "table" {
+				return printDevices(cmd.OutOrStdout(), devices)
+			}
+			raw, err := json.Marshal(devices)
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd.OutOrStdout(), raw)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "Format: table or json")
+	return cmd
+}
+
+func statusCommand(agent func() *debugapi.Client) *cobra.Command {
+	liveness := false
+	cmd := &cobra.Command{
+		Use: "status", Short: "Say whether the agent can serve, and if not why; fails when it cannot",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			status, err := agent().Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			for _, f := range status.Failures {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", f.Check, f.Reason)
+			}
+			switch {
+			case !status.Live:
+				return errors.New("the agent hangs and must be restarted")
+			case !status.Ready && !liveness:
+				return errors.New("the agent is not ready")
+			case status.Ready:
+				fmt.Fprintln(cmd.OutOrStdout(), "The agent is ready")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&liveness, "liveness", false, "Fail only when a restart is needed")
+	return cmd
+}
+
+func shellCommand() *cobra.Command {
+	cmd := shell.ShellCmd(debugapi.DefaultShellSocketPath, "cilium> ", nil)
+	cmd.Short = "Run a command in the agent's shell, or a shell without one"
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		path, err := cmd.Flags().GetString(shell.ShellSockPathName)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the agent is not running here: its shell's socket %s does not exist (--%s names another)",
+				path, shell.ShellSockPathName)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func printJSON(w io.Writer, raw json.RawMessage) error {
+	var out bytes.Buffer
+	if err := json.Indent(&out, bytes.TrimSpace(raw), "", "  "); err != nil {
+		return fmt.Errorf("the agent's answer is not JSON: %w", err)
+	}
+	out.WriteByte('\n')
+	_, err := out.WriteTo(w)
+	return err
+}
+
+func printDevices(w io.Writer, devices []debugapi.Device) error {
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "DEVICE\tMANAGER\tPOOL\tCLAIM\tPOD\tINTERFACE\tVLAN\tSTATE")
+	for _, d := range devices {
+		vlan, state := "", d.State
+		if d.VLAN != 0 {
+			vlan = strconv.Itoa(d.VLAN)
+		}
+		if d.Reason != "" {
+			state += ": " + d.Reason
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
+			dash(d.Interface), dash(vlan), state)
+	}
+	return table.Flush()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

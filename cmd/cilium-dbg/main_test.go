@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/debugapi"
+	"github.com/cilium/networkdriver/pkg/health"
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// device is a device of a name and no more.
+type device string
+
+func (d device) MarshalJSON() ([]byte, error)                                         { return json.Marshal(string(d)) }
+func (d device) IfName() string                                                       { return string(d) }
+func (d device) KernelIfName() string                                                 { return "k-" + string(d) }
+func (d device) Attrs() (a map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) { return a }
+func (d device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool                 { return true }
+func (d device) Link() types.LinkID                                                   { return types.LinkID{} }
+func (d device) HostState() types.LinkState                                           { return types.LinkState{} }
+func (d device) Validate(types.DeviceConfig) error                                    { return nil }
+func (d device) Setup(context.Context, types.DeviceConfig) (types.Device, error)      { return d, nil }
+func (d device) Free(context.Context, types.DeviceConfig) error                       { return nil }
+func (d device) Merge(types.Device) types.Device                                      { return d }
+
+// startAgent serves the local API over the real tables, filled.
+func startAgent(t *testing.T, socket string) *health.Checks {
+	t.Helper()
+	var checks *health.Checks
+	h := hive.New(statedb.Cell, health.Cell, debugapi.Cell,
+		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, inventory.NewReportTable),
+		cell.Invoke(func(c *health.Checks, db *statedb.DB, devices statedb.RWTable[*tables.DRADevice],
+			allocations statedb.RWTable[*tables.DRAAllocation], reports statedb.RWTable[*inventory.Report]) error {
+			checks = c
+			txn := db.WriteTxn(devices, allocations, reports)
+			defer txn.Commit()
+			vlan := 1001
+			var errs []error
+			for _, name := range []string{"0000-03-00-1", "0000-03-00-2", "0000-03-00-3"} {
+				_, _, err := devices.Insert(txn, &tables.DRADevice{Name: name, Manager: types.DeviceManagerTypeSRIOV, Dev: device(name)})
+				errs = append(errs, err)
+			}
+			for _, row := range []*tables.DRAAllocation{
+				{DeviceName: "0000-03-00-1", PodUID: "pod-1", ClaimUID: "claim-1", ClaimName: "net", PodName: "app",
+					Config:     types.DeviceConfig{PodIfName: "sriov0", Vlan: &vlan},
+					Attachment: &types.Attachment{SandboxID: "s", NetNS: "/run/netns/x", IfName: "sriov0"}},
+				{DeviceName: "0000-03-00-2", PodUID: "pod-2", ClaimUID: "claim-2", ClaimName: "old", PodName: "gone",
+					Error: "the PF is busy"},
+				{DeviceName: "0000-03-00-9", PodUID: "pod-3", ClaimUID: "claim-3", ClaimName: "lost", PodName: "alone"},
+			} {
+				row.Manager, row.Pool, row.PreparedDevice = types.DeviceManagerTypeSRIOV, "sriov-pool", device(row.DeviceName)
+				row.ClaimNamespace = "default"
+				_, _, err := allocations.Insert(txn, row)
+				errs = append(errs, err)
+			}
+			_, _, err := reports.Insert(txn, &inventory.Report{Manager: types.DeviceManagerTypeSRIOV, Devices: 3,
+				Skipped: []types.Skipped{{Device: "0000-03-00-7", Reason: "has no driver"}}})
+			return errors.Join(append(errs, err)...)
+		}))
+	h.Viper().Set("socket-path", socket)
+	log := hivetest.Logger(t)
+	require.NoError(t, h.Start(log, t.Context()))
+	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
+	return checks
+}
+
+func dbg(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := command()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&bytes.Buffer{})
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestAgainstAgent(t *testing.T) {
+	// A socket that a killed agent left, in a directory that is there.
+	socket := filepath.Join(t.TempDir(), "run", "cilium.sock")
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	require.NoError(t, err)
+	left.SetUnlinkOnClose(false)
+	require.NoError(t, left.Close())
+	_, err = dbg(t, "--socket-path", socket, "statedb")
+	require.EqualError(t, err, "the agent is not running: nothing listens on its socket "+socket)
+
+	checks := startAgent(t, socket)
+	info, err := os.Stat(socket)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+
+	out, err := dbg(t, "--socket-path", socket, "statedb")
+	require.NoError(t, err)
+	// What the documented jq filter asks for.
+	var all struct {
+		Inventory []struct {
+			Name    string
+			Manager string
+		} `json:"networkdriver-dra-devices"`
+		Allocations []struct {
+			DeviceName, Manager, Pool, PodUID, ClaimUID string
+			Config                                      map[string]any
+		} `json:"networkdriver-dra-allocations"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &all))
+	require.Len(t, all.Inventory, 3)
+	require.Equal(t, "0000-03-00-1", all.Inventory[0].Name)
+	require.Len(t, all.Allocations, 3)
+	require.Equal(t, "sriov-pool", all.Allocations[0].Pool)
+	require.Equal(t, map[string]any{"podIfName": "sriov0", "vlan": 1001.0}, all.Allocations[0].Config)
+
+	out, err = dbg(t, "--socket-path", socket, "statedb", tables.DeviceTableName)
+	require.NoError(t, err)
+	var rows []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(out), &rows))
+	require.Len(t, rows, 3)
+
+	_, err = dbg(t, "--socket-path", socket, "statedb", "nonsense")
+	require.ErrorContains(t, err, `there is no table "nonsense"; the tables are [`)
+	require.ErrorContains(t, err, `"networkdriver-dra-devices"`)
+
+	out, err = dbg(t, "--socket-path", socket, "networkdriver")
+	require.NoError(t, err)
+	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   STATE
+0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   Attached
+0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   -      Failed: the PF is busy
+0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      Free
+0000-03-00-7   sr-iov    -            -              -               -                -      NotOffered: has no driver
+0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      Missing
+`, out)
+	out, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "json")
+	require.NoError(t, err)
+	var devices []debugapi.Device
+	require.NoError(t, json.Unmarshal([]byte(out), &devices))
+	require.Len(t, devices, 5)
+	_, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "xml")
+	require.EqualError(t, err, `--output: "xml" is neither table nor json`)
+
+	out, err = dbg(t, "--socket-path", socket, "status")
+	require.NoError(t, err)
+	require.Equal(t, "The agent is ready\n", out)
+	checks.AddReadiness("nri", func() error { return errors.New("not connected") })
+	out, err = dbg(t, "--socket-path", socket, "status")
+	require.EqualError(t, err, "the agent is not ready")
+	require.Equal(t, "nri: not connected\n", out)
+	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
+	require.NoError(t, err)
+	checks.AddLiveness("hooks", func() error { return errors.New("stuck") })
+	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
+	require.EqualError(t, err, "the agent hangs and must be restarted")
+}
+
+func TestNoAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cilium.sock")
+	for _, args := range [][]string{{"statedb"}, {"networkdriver"}, {"status"}, {"statedb", "x"}} {
+		_, err := dbg(t, append(args, "--socket-path", socket)...)
+		require.ErrorContains(t, err, "the agent is not running here: its socket "+socket+" does not exist")
+	}
+	_, err := dbg(t, "shell", "--shell-sock-path", socket, "db")
+	require.ErrorContains(t, err, "the agent is not running here")
+}
+
+func TestSecondAgentKeepsOut(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cilium.sock")
+	startAgent(t, socket)
+	h := hive.New(statedb.Cell, health.Cell, debugapi.Cell)
+	h.Viper().Set("socket-path", socket)
+	require.ErrorContains(t, h.Start(hivetest.Logger(t), t.Context()), "another process listens on "+socket)
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package debugapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/cilium/networkdriver/pkg/health"
+)
+
+// clientTimeout bounds a request, so that a hung agent does not hang those who look into it.
+const clientTimeout = 30 * time.Second
+
+// Client asks a running agent.
+type Client struct {
+	socketPath string
+	http       http.Client
+}
+
+// NewClient returns a client of the agent that listens on the socket.
+func NewClient(socketPath string) *Client {
+	return &Client{socketPath: socketPath, http: http.Client{
+		Timeout: clientTimeout,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socketPath)
+		}, DisableKeepAlives: true},
+	}}
+}
+
+// Dump returns all StateDB tables, {"table": [rows]}.
+func (c *Client) Dump(ctx context.Context) (json.RawMessage, error) {
+	return c.get(ctx, "/dump", http.StatusOK)
+}
+
+// DumpTable returns the rows of one table.
+func (c *Client) DumpTable(ctx context.Context, table string) (json.RawMessage, error) {
+	body, err := c.get(ctx, "/dump/"+url.PathEscape(table), http.StatusOK)
+	if err != nil {
+		return nil, err
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(body, &all); err != nil {
+		return nil, fmt.Errorf("table %s: %w", table, err)
+	}
+	return all[table], nil
+}
+
+// Devices returns the driver's devices.
+func (c *Client) Devices(ctx context.Context) ([]Device, error) {
+	body, err := c.get(ctx, "/networkdriver", http.StatusOK)
+	if err != nil {
+		return nil, err
+	}
+	var devices []Device
+	if err := json.Unmarshal(body, &devices); err != nil {
+		return nil, fmt.Errorf("decode the agent's devices: %w", err)
+	}
+	return devices, nil
+}
+
+// Status returns the agent's health.
+func (c *Client) Status(ctx context.Context) (health.Status, error) {
+	var status health.Status
+	body, err := c.get(ctx, "/readyz", http.StatusOK, http.StatusServiceUnavailable)
+	if err != nil {
+		return status, err
+	}
+	if err := json.Unmarshal(body, &status); err != nil {
+		return status, fmt.Errorf("decode the agent's status: %w", err)
+	}
+	return status, nil
+}
+
+func (c *Client) get(ctx context.Context, path string, want ...int) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the agent's answer: %w", err)
+	}
+	if slices.Contains(want, response.StatusCode) {
+		return body, nil
+	}
+	var answer Error
+	if json.Unmarshal(body, &answer) == nil && answer.Message != "" {
+		return nil, errors.New(answer.Message)
+	}
+	return nil, fmt.Errorf("the agent answers %s to %s", response.Status, path)
+}
+
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the agent is not running here: its socket %s does not exist (--socket-path names another)", c.socketPath)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("the agent is not running: nothing listens on its socket %s", c.socketPath)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the agent's socket %s is for root alone", c.socketPath)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the agent does not answer on %s within %s", c.socketPath, clientTimeout)
+	}
+	return fmt.Errorf("ask the agent on %s: %w", c.socketPath, err)
+}

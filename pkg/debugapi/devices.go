@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package debugapi
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// Device is a device and what it is used for, in a form for people.
+type Device struct {
+	Device  string `json:"device"`
+	Manager string `json:"manager"`
+	// Pool, Claim and Pod are empty for a device that is not prepared.
+	Pool  string `json:"pool,omitempty"`
+	Claim string `json:"claim,omitempty"`
+	Pod   string `json:"pod,omitempty"`
+	// Interface is the name in the pod while the device is attached, else the name on the host.
+	Interface string `json:"interface,omitempty"`
+	VLAN      int    `json:"vlan,omitempty"`
+	// State is Free, Prepared, Attached, Failed, Missing (prepared, but its manager does not see it) or NotOffered.
+	State string `json:"state"`
+	// Reason says why, for Failed and NotOffered.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Devices joins inventory, allocations and reports. It reads whichever of the tables there are.
+func Devices(db *statedb.DB) []Device {
+	txn := db.ReadTxn()
+	devices := []Device{}
+	seen := map[string]bool{}
+	inventoried := map[string]*tables.DRADevice{}
+	for row := range rows[*tables.DRADevice](db, txn, tables.DeviceTableName) {
+		inventoried[row.Name] = row
+	}
+	for row := range rows[*tables.DRAAllocation](db, txn, tables.AllocationTableName) {
+		seen[row.DeviceName] = true
+		d := Device{
+			Device: row.DeviceName, Manager: row.Manager.String(), Pool: row.Pool, Claim: row.Claim(),
+			Pod: row.ClaimNamespace + "/" + row.PodName, VLAN: row.Config.VLAN(), State: row.State(), Reason: row.Error,
+		}
+		known, ok := inventoried[row.DeviceName]
+		switch {
+		case row.Attachment != nil:
+			d.Interface = row.Attachment.IfName
+		case ok:
+			d.Interface = known.Dev.KernelIfName()
+		case d.State == "Prepared":
+			d.State = "Missing"
+		}
+		devices = append(devices, d)
+	}
+	for name, row := range inventoried {
+		if !seen[name] {
+			devices = append(devices, Device{
+				Device: name, Manager: row.Manager.String(), Interface: row.Dev.KernelIfName(), State: "Free",
+			})
+		}
+	}
+	for report := range rows[*inventory.Report](db, txn, inventory.ReportTableName) {
+		for _, s := range report.Skipped {
+			devices = append(devices, Device{
+				Device: s.Device, Manager: report.Manager.String(), State: "NotOffered", Reason: s.Reason,
+			})
+		}
+	}
+	slices.SortFunc(devices, func(a, b Device) int {
+		return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Pool, b.Pool))
+	})
+	return devices
+}
+
+// rows returns the rows of a table by its name, so that this package works in an agent without the driver too.
+func rows[T any](db *statedb.DB, txn statedb.ReadTxn, table string) func(yield func(T) bool) {
+	return func(yield func(T) bool) {
+		meta := db.GetTable(txn, table)
+		if meta == nil {
+			return
+		}
+		for obj := range (statedb.AnyTable{Meta: meta}).All(txn) {
+			if row, ok := obj.(T); ok && !yield(row) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package debugapi is the agent's local API for people and probes: HTTP over a unix socket, for root alone.
+//
+//	GET /dump          all StateDB tables, {"table": [rows]}
+//	GET /dump/TABLE    one table, {"table": [rows]}
+//	GET /query, /changes/TABLE  the rest of StateDB's own API
+//	GET /networkdriver the devices and what they are used for, see [Device]
+//	GET /healthz       200 when the agent is alive, else 503; the body is a [health.Status]
+//	GET /readyz        200 when the agent can serve, else 503; the same body
+package debugapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/spf13/pflag"
+
+	"github.com/cilium/networkdriver/pkg/health"
+)
+
+// DefaultSocketPath is where the agent listens.
+const (
+	DefaultSocketPath = "/var/run/cilium/cilium.sock"
+	// DefaultShellSocketPath is where its shell does.
+	DefaultShellSocketPath = "/var/run/cilium/shell.sock"
+)
+
+// Cell serves the API.
+var Cell = cell.Module(
+	"debug-api",
+	"Local API on a unix socket",
+
+	cell.Config(Config{SocketPath: DefaultSocketPath}),
+	cell.Invoke(serve),
+)
+
+// Config says where the API listens.
+type Config struct {
+	SocketPath string
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.String("socket-path", c.SocketPath, "Path of the agent's unix socket")
+}
+
+// NewHandler returns the API over the tables and checks.
+func NewHandler(db *statedb.DB, checks *health.Checks) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", db.HTTPHandler())
+	mux.HandleFunc("GET /dump/{table}", func(w http.ResponseWriter, r *http.Request) {
+		// StateDB answers for a table that does not exist as for an empty one.
+		if name := r.PathValue("table"); db.GetTable(db.ReadTxn(), name) == nil {
+			writeJSON(w, http.StatusNotFound, unknownTable(db, name))
+			return
+		}
+		db.HTTPHandler().ServeHTTP(w, r)
+	})
+	mux.HandleFunc("GET /networkdriver", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, Devices(db))
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		status := checks.Status()
+		writeJSON(w, probeCode(status.Live), status)
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		status := checks.Status()
+		writeJSON(w, probeCode(status.Ready), status)
+	})
+	return mux
+}
+
+// Error is the body of an answer that is not the one asked for.
+type Error struct {
+	Message string `json:"message"`
+}
+
+func unknownTable(db *statedb.DB, name string) Error {
+	var names []string
+	for _, table := range db.GetTables(db.ReadTxn()) {
+		names = append(names, table.Name())
+	}
+	return Error{fmt.Sprintf("there is no table %q; the tables are %q", name, names)}
+}
+
+func probeCode(ok bool) int {
+	if ok {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
+}
+
+func writeJSON(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	// The client has gone away when this fails.
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func serve(c Config, db *statedb.DB, checks *health.Checks, lc cell.Lifecycle, log *slog.Logger) {
+	if c.SocketPath == "" {
+		return
+	}
+	server := &http.Server{Handler: NewHandler(db, checks), ReadHeaderTimeout: 10 * time.Second}
+	lc.Append(cell.Hook{
+		OnStart: func(ctx cell.HookContext) error {
+			listener, err := listen(ctx, c.SocketPath)
+			if err != nil {
+				return fmt.Errorf("--socket-path: %w", err)
+			}
+			log.Info("Serving the local API", "socket", c.SocketPath)
+			go func() {
+				if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+					log.Error("The local API is not served any more", "error", err)
+				}
+			}()
+			return nil
+		},
+		OnStop: func(ctx cell.HookContext) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if err := server.Shutdown(ctx); err != nil {
+				return server.Close()
+			}
+			return nil
+		},
+	})
+}
+
+// listen makes the socket anew. One that another process still listens on is not taken away from it.
+func listen(ctx context.Context, path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	var dialer net.Dialer
+	switch conn, err := dialer.DialContext(ctx, "unix", path); {
+	case err == nil:
+		conn.Close()
+		return nil, fmt.Errorf("another process listens on %s: is a second agent running?", path)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove the socket that a former process left: %w", err)
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		listener.Close()
+		return nil, err
+	}
+	return listener, nil
+}

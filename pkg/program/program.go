@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package program turns a Hive into a command with flags, environment, configuration directory, logging and signals,
+// the same for each of the project's daemons.
+//
+// A flag is taken from the command line, else from the environment as CILIUM_<FLAG>, else from the file of its name
+// in --config-dir (a mounted ConfigMap), else it has its default.
+package program
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"k8s.io/klog/v2"
+)
+
+const envPrefix = "CILIUM_"
+
+// Command returns the command that runs the cells until a signal or a cell ends it.
+func Command(name, short string, cells ...cell.Cell) *cobra.Command {
+	opts := hive.DefaultOptions()
+	opts.EnvPrefix = envPrefix
+	// Each module gets a job group and a health scope of its own.
+	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
+		func(jobs job.Registry, health cell.Health, log *slog.Logger, id cell.ModuleID) job.Group {
+			return jobs.NewGroup(health.NewScope(string(id)), job.WithLogger(log))
+		},
+	}
+	h := hive.NewWithOptions(opts, cells...)
+
+	cmd := &cobra.Command{
+		Use: name, Short: short, Version: Version(),
+		Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(h, cmd.Flags(), cmd.ErrOrStderr())
+		},
+	}
+	h.RegisterFlags(cmd.Flags())
+	registerFlags(cmd.Flags(), h.Viper())
+	return cmd
+}
+
+const (
+	flagConfigDir = "config-dir"
+	flagDebug     = "debug"
+	flagLogFormat = "log-format"
+)
+
+func registerFlags(flags *pflag.FlagSet, settings *viper.Viper) {
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	own.String(flagConfigDir, "", "Directory with one file per flag, named like it, such as a mounted ConfigMap")
+	own.Bool(flagDebug, false, "Log details too")
+	own.String(flagLogFormat, formatText, "Format of the log: text or json")
+	own.VisitAll(func(f *pflag.Flag) {
+		// Neither fails with a name given.
+		_ = settings.BindPFlag(f.Name, f)
+		_ = settings.BindEnv(f.Name, envPrefix+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")))
+	})
+	flags.AddFlagSet(own)
+}
+
+func run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
+	settings := h.Viper()
+	var unknown []string
+	if dir := settings.GetString(flagConfigDir); dir != "" {
+		values, rest, err := readConfigDir(dir, func(name string) bool { return flags.Lookup(name) != nil })
+		if err != nil {
+			return fmt.Errorf("--%s: %w", flagConfigDir, err)
+		}
+		unknown = rest
+		if err := settings.MergeConfigMap(values); err != nil {
+			return fmt.Errorf("--%s: %w", flagConfigDir, err)
+		}
+	}
+	log, err := newLogger(stderr, settings.GetString(flagLogFormat), settings.GetBool(flagDebug))
+	if err != nil {
+		return err
+	}
+	klog.SetSlogLogger(log)
+	if len(unknown) > 0 {
+		log.Debug("Files of the configuration directory that are no flags are ignored", "files", unknown)
+	}
+	// The sockets are for root alone from the moment they are made.
+	syscall.Umask(0o077)
+	log.Info("Starting", "version", Version())
+	err = h.Run(log)
+	var populate hive.ErrPopulate
+	if errors.As(err, &populate) {
+		log.Debug("The cells do not fit", "error", populate.Pretty())
+	}
+	return err
+}
