@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -67,14 +66,13 @@ type controlPlaneNetwork struct {
 // ControlPlane is a running etcd and API server, with scheduler and controller
 // manager if asked for.
 type ControlPlane struct {
-	dir        string
-	ca         *pki.CA
-	endpoint   string // URL for this program
-	commands   []proc.Command
-	processes  map[string]*proc.Process
-	spawner    *proc.Spawner
-	restConfig *rest.Config
-	onChange   func() error // records the processes
+	dir       string
+	ca        *pki.CA
+	endpoint  string // URL for this program
+	commands  []proc.Command
+	processes map[string]*proc.Process
+	spawner   *proc.Spawner
+	onChange  func() error // records the processes
 }
 
 // StartControlPlane starts a control plane and returns when its API server is
@@ -127,164 +125,35 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 	if cp.commands, err = cp.commandLines(layout, bin, opts.Controllers); err != nil {
 		return nil, err
 	}
-	if cp.restConfig, err = clientcmd.BuildConfigFromFlags("", cp.Kubeconfig()); err != nil {
-		return nil, fmt.Errorf("own kubeconfig: %w", err)
-	}
-	// Tests and demos create and poll much: the client's default limit of 5
-	// requests a second would only slow them down.
-	cp.restConfig.QPS, cp.restConfig.Burst = 200, 400
 	if cp.spawner, err = proc.NewSpawner(layout.netns, opts.Detach); err != nil {
 		return nil, err
 	}
 	return cp, nil
 }
 
-// layout is the addresses and ports that a control plane uses.
-type layout struct {
-	netns                       string
-	host                        string // address that this program connects to
-	bind, advertise             string
-	hosts                       []string
-	apiPort, etcdPort, peerPort int
-	schedulerPort, managerPort  int
-	reconciler                  string
+// controlPlaneRecord is what another program needs to know of a control plane.
+type controlPlaneRecord struct {
+	Dir, Endpoint string
+	Commands      []proc.Command
+	Processes     map[string]*proc.Process
 }
 
-func newLayout(network *controlPlaneNetwork) (layout, error) {
-	if network != nil {
-		return layout{
-			netns: network.netns, host: network.addresses[0], bind: "0.0.0.0", advertise: network.advertise,
-			hosts:   append([]string{network.advertise}, network.addresses...),
-			apiPort: 6443, etcdPort: 2379, peerPort: 2380, schedulerPort: 10259, managerPort: 10257,
-			reconciler: "lease",
-		}, nil
-	}
-	ports, err := freePorts(5)
-	if err != nil {
-		return layout{}, err
-	}
-	return layout{
-		host: "127.0.0.1", bind: "127.0.0.1",
-		// The endpoints of the kubernetes service may not be loopback addresses:
-		// an address for documentation, kept out of the endpoints.
-		advertise: "192.0.2.1", reconciler: "none",
-		apiPort: ports[0], etcdPort: ports[1], peerPort: ports[2], schedulerPort: ports[3], managerPort: ports[4],
-	}, nil
+func (cp *ControlPlane) record() *controlPlaneRecord {
+	return &controlPlaneRecord{Dir: cp.dir, Endpoint: cp.endpoint, Commands: cp.commands, Processes: cp.processes}
 }
 
-// freePorts returns TCP ports of the loopback that nobody listens on.
-func freePorts(n int) ([]int, error) {
-	ports := make([]int, 0, n)
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("finding a free port: %w", err)
-		}
-		defer l.Close() // held until all are found, so that they differ
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+// openControlPlane returns the control plane that another program started.
+func openControlPlane(r controlPlaneRecord, netns string) (*ControlPlane, error) {
+	cp := &ControlPlane{dir: r.Dir, endpoint: r.Endpoint, commands: r.Commands, processes: r.Processes}
+	if cp.processes == nil {
+		cp.processes = map[string]*proc.Process{}
 	}
-	return ports, nil
-}
-
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules:
-- level: Metadata
-`
-
-func (cp *ControlPlane) writeFiles(l layout) error {
 	var err error
-	if cp.ca, err = pki.New(cp.pkiDir()); err != nil {
-		return err
+	if cp.ca, err = pki.Load(cp.pkiDir()); err != nil {
+		return nil, err
 	}
-	hosts := append([]string{"localhost", "127.0.0.1", "kubernetes.default.svc", "10.96.0.1"}, l.hosts...)
-	if err := cp.ca.WriteServing(cp.pkiDir(), "apiserver", hosts...); err != nil {
-		return err
-	}
-	if err := pki.WriteSigningKey(cp.pkiDir(), "service-account"); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(cp.dir, "audit-policy.yaml"), []byte(auditPolicy), 0o644); err != nil {
-		return err
-	}
-	for name, id := range map[string][]string{
-		"kubeconfig":                      {"admin", "system:masters"},
-		ControllerManager + ".kubeconfig": {"system:kube-controller-manager"},
-		Scheduler + ".kubeconfig":         {"system:kube-scheduler"},
-	} {
-		data, err := cp.ca.Kubeconfig(cp.endpoint, id[0], id[1:]...)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(cp.dir, name), data, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (cp *ControlPlane) commandLines(l layout, bin []string, controllers bool) ([]proc.Command, error) {
-	pki := func(name string) string { return filepath.Join(cp.pkiDir(), name) }
-	etcd := fmt.Sprintf("http://127.0.0.1:%d", l.etcdPort)
-	peer := fmt.Sprintf("http://127.0.0.1:%d", l.peerPort)
-	kubeconfig := func(name string) string { return filepath.Join(cp.dir, name+".kubeconfig") }
-	lines := [][]string{
-		{
-			Etcd, "--name=lab", "--data-dir=" + filepath.Join(cp.dir, "etcd"), "--unsafe-no-fsync",
-			"--listen-client-urls=" + etcd, "--advertise-client-urls=" + etcd,
-			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=lab=" + peer,
-			"--log-level=warn",
-		},
-		{
-			APIServer, "--etcd-servers=" + etcd,
-			"--bind-address=" + l.bind, fmt.Sprintf("--secure-port=%d", l.apiPort),
-			"--advertise-address=" + l.advertise, "--endpoint-reconciler-type=" + l.reconciler,
-			"--tls-cert-file=" + pki("apiserver.crt"), "--tls-private-key-file=" + pki("apiserver.key"),
-			"--client-ca-file=" + pki("ca.crt"), "--authorization-mode=Node,RBAC",
-			"--service-account-issuer=https://kubernetes.default.svc",
-			"--service-account-key-file=" + pki("service-account.key"),
-			"--service-account-signing-key-file=" + pki("service-account.key"),
-			"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true",
-			"--kubelet-preferred-address-types=InternalIP",
-			"--audit-policy-file=" + filepath.Join(cp.dir, "audit-policy.yaml"), "--audit-log-path=" + cp.AuditLog(),
-		},
-	}
-	if controllers {
-		lines = append(lines, []string{
-			ControllerManager, "--kubeconfig=" + kubeconfig(ControllerManager), "--leader-elect=false",
-			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", l.managerPort),
-			"--service-account-private-key-file=" + pki("service-account.key"), "--root-ca-file=" + pki("ca.crt"),
-			"--use-service-account-credentials=true", "--controllers=*,-nodeipam",
-		}, []string{
-			Scheduler, "--kubeconfig=" + kubeconfig(Scheduler), "--leader-elect=false",
-			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", l.schedulerPort),
-		})
-	} else {
-		lines[1] = append(lines[1], "--disable-admission-plugins=ServiceAccount")
-	}
-	commands := make([]proc.Command, 0, len(lines))
-	for _, args := range lines {
-		name := args[0]
-		path, err := lookup(bin, name)
-		if err != nil {
-			return nil, err
-		}
-		args[0] = path
-		commands = append(commands, proc.Command{Name: name, Args: args, Log: filepath.Join(cp.logDir(), name+".log")})
-	}
-	return commands, nil
-}
-
-// lookup finds a program in a list of directories.
-func lookup(dirs []string, name string) (string, error) {
-	for _, d := range dirs {
-		path := filepath.Join(d, name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return filepath.Abs(path)
-		}
-	}
-	return "", fmt.Errorf("program %s is not in %s", name, strings.Join(dirs, ", "))
+	cp.spawner, err = proc.NewSpawner(netns, true)
+	return cp, err
 }
 
 func (cp *ControlPlane) startAll(ctx context.Context) error {
@@ -379,12 +248,23 @@ func (cp *ControlPlane) Stop() error {
 func (cp *ControlPlane) Kubeconfig() string { return filepath.Join(cp.dir, "kubeconfig") }
 
 // RESTConfig returns a client configuration with the administrator's rights
-// and without a tight rate limit.
-func (cp *ControlPlane) RESTConfig() *rest.Config { return rest.CopyConfig(cp.restConfig) }
+// and without a tight rate limit: tests and demos create and poll much.
+func (cp *ControlPlane) RESTConfig() (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", cp.Kubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig of the control plane: %w", err)
+	}
+	cfg.QPS, cfg.Burst = 200, 400
+	return cfg, nil
+}
 
 // Client returns a clientset with the administrator's rights.
 func (cp *ControlPlane) Client() (*kubernetes.Clientset, error) {
-	return kubernetes.NewForConfig(cp.restConfig)
+	cfg, err := cp.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(cfg)
 }
 
 // UserKubeconfig returns a kubeconfig for a user of the given name and groups,

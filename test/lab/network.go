@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net"
+	"os"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
@@ -79,7 +80,28 @@ func (n *network) fill(id uint32) error {
 			}
 		}
 	}
+	// The nodes' default gateway: it forwards between their pods.
+	if err := netns.Do(n.path(), func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }); err != nil {
+		return err
+	}
 	return n.linkToHost(inside, id)
+}
+
+// routeTo sends packets for a node's pods to the node.
+func (n network) routeTo(cidr, via string) error {
+	inside, err := n.handle()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	_, dst, err := net.ParseCIDR(cidr)
+	if err != nil {
+		return err
+	}
+	if err := inside.RouteReplace(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)}); err != nil {
+		return fmt.Errorf("route to %s: %w", cidr, err)
+	}
+	return nil
 }
 
 // linkToHost joins the host to the namespace, so that programs on the host

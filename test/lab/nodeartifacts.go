@@ -26,7 +26,7 @@ type NodeArtifacts struct {
 	Initrd string // path of the initial RAM disk
 	Disk   string // path of the image of a new node's disk
 	QEMU   string // root directory of QEMU and its libraries
-	cache  cache.Cache
+	Cache  string // directory of the cache
 }
 
 // nodePackages are the Debian packages in a node's root file system: what
@@ -94,7 +94,7 @@ func (b *builder) nodeArtifacts(ctx context.Context) (*NodeArtifacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &NodeArtifacts{Kernel: vmlinuz[0], Initrd: initrd, Disk: disk, QEMU: qemu, cache: b.cache}, nil
+	return &NodeArtifacts{Kernel: vmlinuz[0], Initrd: initrd, Disk: disk, QEMU: qemu, Cache: b.cache.Dir}, nil
 }
 
 // packages fetches packages of one archive.

@@ -6,9 +6,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -19,34 +24,180 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	if err := newCommand().ExecuteContext(ctx); err != nil {
+	err := newCommand().ExecuteContext(ctx)
+	var exit exitError
+	if errors.As(err, &exit) {
+		os.Exit(int(exit))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "lab:", err)
 		os.Exit(1)
 	}
 }
 
 func newCommand() *cobra.Command {
+	opts := lab.Options{BuildOptions: lab.BuildOptions{Progress: os.Stderr}}
 	root := &cobra.Command{
 		Use:           "lab",
 		Short:         "A real Kubernetes cluster with emulated SR-IOV nodes",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(buildCommand())
+	flags := root.PersistentFlags()
+	flags.StringVar(&opts.State, "state", "", "directory of the lab's data and logs (default: in the cache)")
+	flags.StringVar(&opts.Cache, "cache", "", "directory of what is built (default $"+lab.CacheEnv+", or .cache/lab in the repository)")
+	flags.StringVar(&opts.Kubernetes, "kubernetes", "", "Kubernetes version, such as 1.34.4 (default $"+lab.KubernetesEnv+", or "+lab.DefaultKubernetes+")")
+	root.AddCommand(
+		buildCommand(&opts), upCommand(&opts), downCommand(&opts), execCommand(&opts),
+		envCommand(&opts), logsCommand(&opts), statusCommand(&opts),
+	)
 	return root
 }
 
-func buildCommand() *cobra.Command {
-	opts := lab.BuildOptions{Progress: os.Stderr}
+func buildCommand(opts *lab.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build and fetch what the lab runs",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := lab.Build(cmd.Context(), opts)
+			_, err := lab.Build(cmd.Context(), opts.BuildOptions)
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&opts.Kubernetes, "kubernetes", "", "Kubernetes version, such as 1.34.4 (default $"+lab.KubernetesEnv+" or "+lab.DefaultKubernetes+")")
+	cmd.Flags().BoolVar(&opts.ControlPlaneOnly, "control-plane", false, "only what the control plane needs")
 	return cmd
+}
+
+func upCommand(opts *lab.Options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start the cluster and leave it up",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts.Detach = true
+			if _, err := lab.Up(cmd.Context(), *opts); err != nil {
+				return err
+			}
+			fmt.Fprintf(os.Stderr, "The cluster is up. Use it: eval $(go run ./test/lab/cmd/lab env)\nStop it: go run ./test/lab/cmd/lab down\n")
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
+	return cmd
+}
+
+func downCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Stop the cluster; its logs stay",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := lab.Open(*opts)
+			if errors.Is(err, lab.ErrNotUp) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return l.Down()
+		},
+	}
+}
+
+// exitError carries the exit status of a script on a node.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+func execCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "exec NODE -- COMMAND...",
+		Short: "Run a shell command on a node, with its output and exit status",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := lab.Open(*opts)
+			if err != nil {
+				return err
+			}
+			node := l.Node(args[0])
+			if node == nil {
+				return fmt.Errorf("the lab has no node %s", args[0])
+			}
+			var stdin []byte
+			if info, err := os.Stdin.Stat(); err == nil && info.Mode()&(os.ModeNamedPipe) != 0 || err == nil && info.Mode().IsRegular() {
+				if stdin, err = io.ReadAll(os.Stdin); err != nil {
+					return err
+				}
+			}
+			code, err := node.Stream(cmd.Context(), strings.Join(args[1:], " "), stdin, os.Stdout, os.Stderr)
+			if err != nil {
+				return err
+			}
+			if code != 0 {
+				return exitError(code)
+			}
+			return nil
+		},
+	}
+}
+
+func envCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "env",
+		Short: "Print shell commands that make kubectl use the cluster: eval $(lab env)",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			l, err := lab.Open(*opts)
+			if err != nil {
+				return err
+			}
+			return l.WriteEnv(os.Stdout)
+		},
+	}
+}
+
+func logsCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "logs [NAME]",
+		Short: "List the logs, or print one: of a program, NODE/console or NODE/DAEMON",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			logs, err := lab.Logs(*opts)
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				for _, name := range slices.Sorted(maps.Keys(logs)) {
+					fmt.Printf("%-32s %s\n", name, logs[name])
+				}
+				return nil
+			}
+			path, ok := logs[args[0]]
+			if !ok {
+				return fmt.Errorf("no log %s: want one of %s", args[0], strings.Join(slices.Sorted(maps.Keys(logs)), ", "))
+			}
+			f, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			_, err = io.Copy(os.Stdout, f)
+			return err
+		},
+	}
+}
+
+func statusCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Say what runs",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := lab.Open(*opts)
+			if err != nil {
+				return err
+			}
+			return l.Status(cmd.Context(), os.Stdout)
+		},
+	}
 }

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/test/lab/internal/guest"
+	"github.com/cilium/networkdriver/test/lab/internal/proc"
+)
+
+// Daemons of a node, as Node.Restart and the like name them.
+const (
+	Containerd = "containerd"
+	Kubelet    = "kubelet"
+)
+
+// Uplink is the name of the SR-IOV PF on a node.
+const Uplink = "ens1f0"
+
+// AdminKubeconfig is the path of the administrator's kubeconfig on a node.
+const AdminKubeconfig = "/etc/kubernetes/admin.kubeconfig"
+
+// ShareDir is the path on a node of the directory Lab.ShareDir.
+const ShareDir = guest.ShareDir
+
+// stopGrace is how long a daemon may take to end when asked to.
+const stopGrace = 10 * time.Second
+
+// Daemon is a background process of a node.
+type Daemon = guest.Daemon
+
+// ProcessState is the state of a daemon.
+type ProcessState = guest.Process
+
+// Node is an emulated node. Its methods that act inside it need its agent,
+// which runs soon after the machine is powered on.
+type Node struct {
+	lab     *Lab
+	index   int
+	agent   *agentClient
+	process *proc.Process // of the machine; nil while it is off
+}
+
+func (l *Lab) newNode(index int) *Node {
+	n := &Node{lab: l, index: index}
+	n.agent = newAgentClient(l.network.path(), n.Name(), n.Address())
+	return n
+}
+
+// Name returns the node's name, as in the API.
+func (n *Node) Name() string { return fmt.Sprintf("node%d", n.index) }
+
+// Address returns the node's address on the management network.
+func (n *Node) Address() string { return fmt.Sprintf("10.88.0.%d", 10+n.index) }
+
+// UplinkMAC returns the MAC address of the node's SR-IOV PF.
+func (n *Node) UplinkMAC() string { return fmt.Sprintf("52:54:00:00:01:%02x", n.index) }
+
+func (n *Node) managementMAC() string { return fmt.Sprintf("52:54:00:00:00:%02x", n.index) }
+func (n *Node) podCIDR() string       { return fmt.Sprintf("10.244.%d.0/24", n.index) }
+
+// dir is the node's directory; the guest sees what is in guestDir.
+func (n *Node) dir() string      { return filepath.Join(n.lab.state, "nodes", n.Name()) }
+func (n *Node) guestDir() string { return filepath.Join(n.dir(), "guest") }
+func (n *Node) diskPath() string { return filepath.Join(n.dir(), "disk.img") }
+
+// Log returns the path on this machine of a daemon's log, which grows as the
+// daemon writes. It is appended to over restarts.
+func (n *Node) Log(daemon string) string {
+	return filepath.Join(n.guestDir(), "log", daemon+".log")
+}
+
+// ConsoleLog returns the path on this machine of the guest kernel's messages.
+func (n *Node) ConsoleLog() string { return filepath.Join(n.dir(), "console.log") }
+
+// Exec runs a shell script on the node and returns what it wrote and its exit
+// status, 128+N if signal N ended it. The error is for a script that could not
+// be run, or whose end was not seen; one that failed is none. The script is
+// killed when the context ends.
+func (n *Node) Exec(ctx context.Context, script string) (stdout, stderr string, exitCode int, err error) {
+	var o, e bytes.Buffer
+	exitCode, err = n.agent.exec(ctx, guest.ExecRequest{Script: script}, &o, &e)
+	return o.String(), e.String(), exitCode, err
+}
+
+// Stream is Exec with input, and with output as it comes.
+func (n *Node) Stream(ctx context.Context, script string, stdin []byte, stdout, stderr io.Writer) (exitCode int, err error) {
+	return n.agent.exec(ctx, guest.ExecRequest{Script: script, Stdin: stdin}, stdout, stderr)
+}
+
+// Run is Exec for a script that must succeed: it returns the trimmed output.
+func (n *Node) Run(ctx context.Context, script string) (string, error) {
+	stdout, stderr, code, err := n.Exec(ctx, script)
+	if err != nil {
+		return "", err
+	}
+	if code != 0 {
+		return "", fmt.Errorf("node %s: script %q failed with status %d: %s", n.Name(), script, code, strings.TrimSpace(stderr+stdout))
+	}
+	return strings.TrimSpace(stdout), nil
+}
+
+// Start starts a daemon, which must not run already. Its output goes to Log.
+func (n *Node) Start(ctx context.Context, name string, args ...string) error {
+	return n.StartDaemon(ctx, Daemon{Name: name, Args: args})
+}
+
+// StartDaemon is Start with an environment and a readiness check, which is
+// waited for. A daemon without arguments is started as it was last time.
+func (n *Node) StartDaemon(ctx context.Context, d Daemon) error {
+	return n.agent.call(ctx, http.MethodPut, "/daemon/"+url.PathEscape(d.Name), nil, d, nil)
+}
+
+// Signal sends a signal to a daemon.
+func (n *Node) Signal(ctx context.Context, name string, sig unix.Signal) error {
+	return n.agent.signal(ctx, name, sig)
+}
+
+// Stop asks a daemon to end, waits for it, and returns its last state. One
+// that does not end in ten seconds is killed, which is an error.
+func (n *Node) Stop(ctx context.Context, name string) (ProcessState, error) {
+	if err := n.agent.signal(ctx, name, unix.SIGTERM); err != nil {
+		return ProcessState{}, err
+	}
+	state, err := n.agent.process(ctx, name, stopGrace)
+	if err != nil || !state.Running {
+		return state, err
+	}
+	_, err = n.Kill(ctx, name)
+	return state, errors.Join(fmt.Errorf("node %s: %s did not end within %v of being asked to", n.Name(), name, stopGrace), err)
+}
+
+// Kill kills a daemon and waits until it is gone.
+func (n *Node) Kill(ctx context.Context, name string) (ProcessState, error) {
+	if err := n.agent.signal(ctx, name, unix.SIGKILL); err != nil {
+		return ProcessState{}, err
+	}
+	state, err := n.agent.process(ctx, name, stopGrace)
+	if err == nil && state.Running {
+		err = fmt.Errorf("node %s: %s survives being killed", n.Name(), name)
+	}
+	return state, err
+}
+
+// Restart stops a daemon and starts it as it was.
+func (n *Node) Restart(ctx context.Context, name string) error {
+	if _, err := n.Stop(ctx, name); err != nil {
+		return err
+	}
+	return n.StartDaemon(ctx, Daemon{Name: name})
+}
+
+// Process returns the state of a daemon.
+func (n *Node) Process(ctx context.Context, name string) (ProcessState, error) {
+	return n.agent.process(ctx, name, 0)
+}
+
+// ReadFile returns a file of the node.
+func (n *Node) ReadFile(ctx context.Context, path string) ([]byte, error) {
+	body, err := n.agent.do(ctx, http.MethodGet, "/file", url.Values{"path": {path}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return io.ReadAll(body)
+}
+
+// WriteFile replaces a file of the node, making its directory if need be.
+func (n *Node) WriteFile(ctx context.Context, path string, data []byte, mode os.FileMode) error {
+	return n.upload(ctx, path, bytes.NewReader(data), mode)
+}
+
+// CopyFile replaces a file of the node by one of this machine.
+func (n *Node) CopyFile(ctx context.Context, from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return n.upload(ctx, to, f, info.Mode().Perm())
+}
+
+func (n *Node) upload(ctx context.Context, path string, r io.Reader, mode os.FileMode) error {
+	q := url.Values{"path": {path}, "mode": {strconv.FormatUint(uint64(mode.Perm()), 8)}}
+	body, err := n.agent.do(ctx, http.MethodPut, "/file", q, r)
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+// BootID returns the node's boot ID, which differs after each boot.
+func (n *Node) BootID(ctx context.Context) (string, error) {
+	h, err := n.agent.health(ctx)
+	return h.BootID, err
+}
+
+// WaitBooted returns when the node has booted and started its daemons, with
+// another boot ID than the given one.
+func (n *Node) WaitBooted(ctx context.Context, otherThan string) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeReadyTimeout)
+	defer cancel()
+	for {
+		h, err := n.agent.health(ctx)
+		switch {
+		case err == nil && h.Error != "":
+			return fmt.Errorf("node %s cannot boot: %s", n.Name(), h.Error)
+		case err == nil && h.Booted && h.BootID != otherThan:
+			return nil
+		case n.process == nil || !n.process.Alive():
+			return fmt.Errorf("node %s: its machine ended; console: %s", n.Name(), tail(n.ConsoleLog()))
+		}
+		if wait(ctx, 100*time.Millisecond) != nil {
+			return fmt.Errorf("node %s did not boot: %w; console: %s", n.Name(), errors.Join(err, ctx.Err()), tail(n.ConsoleLog()))
+		}
+	}
+}
+
+// Reboot restarts the node cleanly and returns when it has booted again.
+// Daemons that a test started are not started again.
+func (n *Node) Reboot(ctx context.Context) error { return n.reboot(ctx, url.Values{}) }
+
+// Reset restarts the node at once, as a crash does: nothing ends cleanly and
+// nothing is written out.
+func (n *Node) Reset(ctx context.Context) error { return n.reboot(ctx, url.Values{"hard": {"1"}}) }
+
+func (n *Node) reboot(ctx context.Context, q url.Values) error {
+	before, err := n.BootID(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.agent.call(ctx, http.MethodPost, "/reboot", q, nil, nil); err != nil && !errors.Is(err, io.EOF) {
+		// The answer may be lost with the network: whether it reboots shows next.
+		n.lab.progress.step("%s: reboot asked for: %v", n.Name(), err)
+	}
+	n.agent.http.CloseIdleConnections()
+	return n.WaitBooted(ctx, before)
+}
+
+// PowerOff cuts the node's power. Its disk stays.
+func (n *Node) PowerOff() error { return n.stopMachine() }
+
+// PowerOn starts the node after PowerOff and returns when it has booted.
+func (n *Node) PowerOn(ctx context.Context) error {
+	if err := n.startMachine(ctx); err != nil {
+		return err
+	}
+	return n.WaitBooted(ctx, "")
+}
+
+// Destroy cuts the node's power and removes it with its disk. Its Node object
+// stays in the API, as that of a machine that burned down. Its logs stay too.
+func (n *Node) Destroy(ctx context.Context) error {
+	if err := n.stopMachine(); err != nil {
+		return err
+	}
+	n.lab.forget(n)
+	return errors.Join(
+		os.Remove(n.diskPath()),
+		n.lab.network.deleteTap(n.managementTap()),
+		n.lab.network.deleteTap(n.UplinkTap()),
+		n.lab.save(),
+	)
+}
+
+func (n *Node) managementTap() string { return fmt.Sprintf("mgmt%d", n.index) }
+
+// UplinkTap returns the name of the link in the lab's namespace that the
+// node's PF is cabled to; it is a port of the uplinks' bridge.
+func (n *Node) UplinkTap() string { return fmt.Sprintf("uplink%d", n.index) }
+
+// prepare writes what the node needs to boot.
+func (n *Node) prepare(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Join(n.guestDir(), "log"), 0o755); err != nil {
+		return err
+	}
+	// Sparse, so that it takes no longer than its content.
+	if err := run(ctx, n.dir(), nil, "cp", "--sparse=always", "--reflink=auto", n.lab.arts.Node.Disk, n.diskPath()); err != nil {
+		return err
+	}
+	for tap, bridge := range map[string]string{n.managementTap(): managementBridge, n.UplinkTap(): uplinkBridge} {
+		if err := n.lab.network.addTap(tap, bridge); err != nil {
+			return err
+		}
+	}
+	files, err := n.files()
+	if err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(n.guestDir(), name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return n.lab.network.routeTo(n.podCIDR(), n.Address())
+}
+
+// files returns the node's configuration files.
+func (n *Node) files() (map[string][]byte, error) {
+	server := "https://" + managementAddress + ":6443"
+	kubelet, err := n.lab.cp.ca.Kubeconfig(server, "system:node:"+n.Name(), "system:nodes")
+	if err != nil {
+		return nil, err
+	}
+	admin, err := n.lab.cp.ca.Kubeconfig(server, "admin", "system:masters")
+	if err != nil {
+		return nil, err
+	}
+	config, err := json.MarshalIndent(n.config(), "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{
+		"node.json":          config,
+		"kubelet.yaml":       []byte(kubeletConfig),
+		"kubelet.kubeconfig": kubelet,
+		"admin.kubeconfig":   admin,
+		"containerd.toml":    []byte(containerdConfig),
+		"ptp.conflist":       []byte(fmt.Sprintf(ptpConfig, n.podCIDR())),
+	}, nil
+}
+
+func (n *Node) config() guest.Config {
+	return guest.Config{
+		Name:          n.Name(),
+		ManagementMAC: n.managementMAC(),
+		Address:       fmt.Sprintf("%s/%d", n.Address(), managementPrefix),
+		Gateway:       managementAddress,
+		UplinkMAC:     n.UplinkMAC(),
+		UplinkName:    Uplink,
+		Files: map[string]string{
+			"kubelet.yaml":       "/etc/kubernetes/kubelet.yaml",
+			"kubelet.kubeconfig": "/etc/kubernetes/kubelet.kubeconfig",
+			"admin.kubeconfig":   AdminKubeconfig,
+			"containerd.toml":    "/etc/containerd/config.toml",
+			"ptp.conflist":       "/etc/cni/net.d/10-ptp.conflist",
+		},
+		Daemons: []guest.Daemon{
+			{Name: Containerd, Args: []string{"containerd"}, Ready: "ctr version"},
+			{Name: Kubelet, Args: []string{
+				"kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
+				"--hostname-override=" + n.Name(), "--node-ip=" + n.Address(), "--v=2",
+			}},
+		},
+	}
+}
+
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupDriver: cgroupfs
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: ""
+failSwapOn: false
+registerWithTaints: []
+`
+
+const containerdConfig = `version = 4
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = '` + pauseImage + `'
+`
+
+const ptpConfig = `{"cniVersion": "1.0.0", "name": "pod", "plugins": [{"type": "ptp", "ipam": {
+  "type": "host-local", "ranges": [[{"subnet": "%s"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+`
