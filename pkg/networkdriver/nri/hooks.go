@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -51,7 +50,6 @@ type Hooks struct {
 	timeout     time.Duration
 
 	locks   podLocks
-	workers sync.WaitGroup
 	running operations
 }
 
@@ -150,11 +148,12 @@ func (h *Hooks) rows(podUID kubetypes.UID) []*tables.DRAAllocation {
 func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, work func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	result := make(chan error, 1)
-	h.workers.Go(func() {
+	end := h.running.begin(what + " for pod " + podName(pod))
+	go func() {
+		defer end()
 		defer cancel()
-		defer h.running.begin(what + " for pod " + podName(pod))()
 		result <- work(ctx)
-	})
+	}()
 	select {
 	case err := <-result:
 		return err
@@ -171,8 +170,8 @@ func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, w
 	return fmt.Errorf("%s for pod %s: %w", what, podName(pod), ctx.Err())
 }
 
-// Wait returns when no hook's work is going on any more. No event may come in meanwhile.
-func (h *Hooks) Wait() { h.workers.Wait() }
+// Wait returns when no hook's work is going on.
+func (h *Hooks) Wait() { h.running.wait() }
 
 // Stuck names the work that has been going on for longer than limit, empty for none. The kernel does not answer then,
 // and only a restart of the agent helps.

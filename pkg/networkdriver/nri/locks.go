@@ -52,11 +52,12 @@ func (l *podLocks) lock(ctx context.Context, pod kubetypes.UID) (unlock func(), 
 	}
 }
 
-// operations are the pieces of work going on, to find one that never ends.
+// operations are the pieces of work going on, to wait for them and to find one that never ends.
 type operations struct {
-	mu      sync.Mutex // guards current and next
+	mu      sync.Mutex // guards the fields below
 	next    int
 	current map[int]operation
+	idle    chan struct{} // closed when the last one ends; nil when nobody waits
 }
 
 type operation struct {
@@ -77,7 +78,26 @@ func (o *operations) begin(what string) (end func()) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		delete(o.current, id)
+		if len(o.current) == 0 && o.idle != nil {
+			close(o.idle)
+			o.idle = nil
+		}
 	}
+}
+
+// wait returns when nothing is going on.
+func (o *operations) wait() {
+	o.mu.Lock()
+	if len(o.current) == 0 {
+		o.mu.Unlock()
+		return
+	}
+	if o.idle == nil {
+		o.idle = make(chan struct{})
+	}
+	idle := o.idle
+	o.mu.Unlock()
+	<-idle
 }
 
 func (o *operations) olderThan(limit time.Duration) string {

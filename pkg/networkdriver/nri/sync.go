@@ -61,7 +61,9 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 
 	done := make(chan struct{})
 	background := context.WithoutCancel(ctx)
-	h.workers.Go(func() {
+	end := h.running.begin("synchronize with the runtime")
+	go func() {
+		defer end()
 		defer close(done)
 		var group errgroup.Group
 		group.SetLimit(syncParallel)
@@ -69,7 +71,6 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 			group.Go(func() error {
 				ctx, cancel := context.WithTimeout(background, syncPodTimeout)
 				defer cancel()
-				defer h.running.begin(fmt.Sprintf("synchronize pod %s", uid))()
 				if err := h.syncPod(ctx, uid, sandboxes); err != nil {
 					h.log.Error("Pod could not be synchronized with the runtime", "podUID", uid, "error", err)
 				}
@@ -77,7 +78,7 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 			})
 		}
 		_ = group.Wait()
-	})
+	}()
 	timer := time.NewTimer(h.timeout)
 	defer timer.Stop()
 	select {
