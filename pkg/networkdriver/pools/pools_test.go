@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package pools
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory/inventorytest"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const (
+	testDriver = "networkdriver.cilium.io"
+	testNode   = "worker-node-1"
+)
+
+func rows(devs ...*inventorytest.Device) []*tables.DRADevice {
+	var rows []*tables.DRADevice
+	for _, d := range devs {
+		rows = append(rows, &tables.DRADevice{Name: d.Name, Manager: d.Manager, Dev: d})
+	}
+	return rows
+}
+
+func dummy(name string) *inventorytest.Device {
+	return &inventorytest.Device{Name: name, Kernel: name, Manager: types.DeviceManagerTypeDummy}
+}
+
+func pool(name string, filter *v2alpha1.CiliumNetworkDriverDeviceFilter) v2alpha1.CiliumNetworkDriverDevicePoolConfig {
+	return v2alpha1.CiliumNetworkDriverDevicePoolConfig{PoolName: name, Filter: filter}
+}
+
+func names(a Assignment) map[string][]string {
+	names := map[string][]string{}
+	for pool, devs := range a {
+		for _, d := range devs {
+			names[pool] = append(names[pool], d.Name)
+		}
+	}
+	return names
+}
+
+func TestAssign(t *testing.T) {
+	type configs = []v2alpha1.CiliumNetworkDriverDevicePoolConfig
+	everything := &v2alpha1.CiliumNetworkDriverDeviceFilter{}
+	only := func(ifNames ...string) *v2alpha1.CiliumNetworkDriverDeviceFilter {
+		return &v2alpha1.CiliumNetworkDriverDeviceFilter{IfNames: ifNames}
+	}
+	row := func(pool, device string) *tables.DRAAllocation {
+		return &tables.DRAAllocation{Pool: pool, DeviceName: device}
+	}
+	tests := []struct {
+		name        string
+		devices     []string
+		allocations []*tables.DRAAllocation
+		pools       configs
+		want        map[string][]string
+		conflicts   []Conflict
+	}{
+		{
+			name:    "no filter takes nothing",
+			devices: []string{"dummy0"},
+			pools:   configs{pool("a", nil)},
+			want:    map[string][]string{},
+		}, {
+			name:    "empty filter takes everything, in the order of names",
+			devices: []string{"dummy1", "dummy10", "dummy0"},
+			pools:   configs{pool("a", everything)},
+			want:    map[string][]string{"a": {"dummy0", "dummy1", "dummy10"}},
+		}, {
+			name:    "filter",
+			devices: []string{"dummy0", "dummy1", "dummy2"},
+			pools:   configs{pool("a", only("dummy0")), pool("b", only("dummy2"))},
+			want:    map[string][]string{"a": {"dummy0"}, "b": {"dummy2"}},
+		}, {
+			name:      "alphabetically first of several",
+			devices:   []string{"dummy0"},
+			pools:     configs{pool("c", everything), pool("a", nil), pool("b", everything)},
+			want:      map[string][]string{"b": {"dummy0"}},
+			conflicts: []Conflict{{Device: "dummy0", Pools: []string{"b", "c"}, Pool: "b"}},
+		}, {
+			name:        "prepared device stays though another pool's filter takes it",
+			devices:     []string{"dummy0", "dummy1"},
+			allocations: []*tables.DRAAllocation{row("z", "dummy0")},
+			pools:       configs{pool("a", everything), pool("z", nil)},
+			want:        map[string][]string{"a": {"dummy1"}, "z": {"dummy0"}},
+		}, {
+			name:        "prepared device stays though its pool is gone from the configuration",
+			devices:     []string{"dummy0"},
+			allocations: []*tables.DRAAllocation{row("gone", "dummy0")},
+			want:        map[string][]string{"gone": {"dummy0"}},
+		}, {
+			name:        "filters that overlap are reported for a prepared device too",
+			devices:     []string{"dummy0"},
+			allocations: []*tables.DRAAllocation{row("b", "dummy0")},
+			pools:       configs{pool("a", everything), pool("b", everything)},
+			want:        map[string][]string{"b": {"dummy0"}},
+			conflicts:   []Conflict{{Device: "dummy0", Pools: []string{"a", "b"}, Pool: "b"}},
+		}, {
+			name:        "allocations that name two pools",
+			devices:     []string{"dummy0", "dummy1"},
+			allocations: []*tables.DRAAllocation{row("b", "dummy0"), row("a", "dummy0"), row("a", "dummy1"), row("a", "dummy1")},
+			pools:       configs{pool("a", everything)},
+			want:        map[string][]string{"a": {"dummy1"}},
+			conflicts:   []Conflict{{Device: "dummy0", Pools: []string{"a", "b"}, Prepared: true}},
+		}, {
+			name:        "allocation of a device that no manager reports",
+			devices:     []string{"dummy1"},
+			allocations: []*tables.DRAAllocation{row("a", "dummy0")},
+			want:        map[string][]string{},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var devs []*inventorytest.Device
+			for _, name := range tt.devices {
+				devs = append(devs, dummy(name))
+			}
+			before := slices.Clone(tt.pools)
+			assignment, conflicts := Assign(slices.Values(rows(devs...)), slices.Values(tt.allocations), tt.pools)
+			assert.Equal(t, tt.want, names(assignment))
+			assert.Equal(t, tt.conflicts, conflicts)
+			assert.Equal(t, before, tt.pools, "the caller's configuration must not be reordered")
+		})
+	}
+}
+
+func TestSlicesSplit(t *testing.T) {
+	var devs []*inventorytest.Device
+	for i := range 300 {
+		devs = append(devs, dummy(fmt.Sprintf("dummy%03d", i)))
+	}
+	resources, omissions := NewDescriber(testDriver, testNode).Slices(Assignment{"fast-net": rows(devs...)})
+	assert.Empty(t, omissions)
+	require.Len(t, resources.Pools, 1)
+	got := resources.Pools["worker-node-1/fast-net"].Slices
+	require.Len(t, got, 3)
+	assert.Len(t, got[0].Devices, 128)
+	assert.Len(t, got[1].Devices, 128)
+	assert.Len(t, got[2].Devices, 44)
+	assert.Equal(t, "dummy000", got[0].Devices[0].Name)
+	assert.Equal(t, "dummy299", got[2].Devices[43].Name)
+	assert.Equal(t, map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"pool":          {StringValue: ptr.To("fast-net")},
+		"deviceManager": {StringValue: ptr.To("dummy")},
+	}, got[0].Devices[0].Attributes)
+
+	resources, _ = NewDescriber(testDriver, testNode).Slices(Assignment{})
+	assert.Empty(t, resources.Pools, "a pool without devices is not published")
+}
+
+func TestSlicesAttributes(t *testing.T) {
+	str := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+	tests := []struct {
+		name  resourceapi.QualifiedName
+		value resourceapi.DeviceAttribute
+		want  string // part of the reason; empty: published
+	}{
+		{name: "mac", value: str("02:00:00:00:00:01")},
+		{name: "empty", value: str("")},
+		{name: "longest", value: str(strings.Repeat("x", 64))},
+		{name: "resource.kubernetes.io/pciBusID", value: str("0000:03:00.1")},
+		{name: "_x9", value: resourceapi.DeviceAttribute{IntValue: ptr.To[int64](9)}},
+		{name: "trusted", value: resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}},
+		{name: "firmware", value: resourceapi.DeviceAttribute{VersionValue: ptr.To("1.2.3-rc.1+abc")}},
+		{name: "longValue", value: str(strings.Repeat("x", 65)), want: "longer than 64"},
+		{name: "binary", value: str("\xff"), want: "UTF-8"},
+		{name: "link-speed", value: str("x"), want: "C identifier"},
+		{name: "9lives", value: str("x"), want: "C identifier"},
+		{name: "", value: str("x"), want: "C identifier"},
+		{name: "a/b/c", value: str("x"), want: "C identifier"},
+		{name: resourceapi.QualifiedName(strings.Repeat("n", 33)), value: str("x"), want: "longer than 32"},
+		{name: "Not_A_Domain/x", value: str("x"), want: "DNS subdomain"},
+		{name: "/x", value: str("x"), want: "DNS subdomain"},
+		{name: "none", want: "0 values"},
+		{name: "two", value: resourceapi.DeviceAttribute{IntValue: ptr.To[int64](9), BoolValue: ptr.To(true)}, want: "2 values"},
+		{name: "list", value: resourceapi.DeviceAttribute{StringValues: []string{"a"}}, want: "DRAListTypeAttributes"},
+		{name: "badVersion", value: resourceapi.DeviceAttribute{VersionValue: ptr.To("v1")}, want: "semantic version"},
+		{name: "pool", value: str("other-pool"), want: "reserved"},
+		{name: "deviceManager", value: str("other"), want: "reserved"},
+		{name: testDriver + "/pool", value: str("other-pool"), want: "without the domain"},
+	}
+	bad, good := dummy("dummy0"), dummy("dummy1")
+	bad.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	good.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"mtu": {IntValue: ptr.To[int64](1500)}}
+	for _, tt := range tests {
+		bad.Attributes[tt.name] = tt.value
+	}
+	resources, omissions := NewDescriber(testDriver, testNode).Slices(Assignment{"fast-net": rows(bad, good)})
+	reasons := map[resourceapi.QualifiedName]string{}
+	for _, o := range omissions {
+		assert.Equal(t, "dummy0", o.Device)
+		assert.Equal(t, "fast-net", o.Pool)
+		reasons[o.Attribute] = o.Reason
+	}
+	devs := resources.Pools["worker-node-1/fast-net"].Slices[0].Devices
+	require.Len(t, devs, 2, "bad attributes hide no device")
+	assert.Len(t, devs[1].Attributes, 3)
+	published := devs[0].Attributes
+	assert.Equal(t, "fast-net", *published["pool"].StringValue)
+	assert.Equal(t, "dummy", *published["deviceManager"].StringValue)
+	for _, tt := range tests {
+		if tt.want == "" {
+			assert.Equal(t, tt.value, published[tt.name], "attribute %q", tt.name)
+			assert.NotContains(t, reasons, tt.name)
+			continue
+		}
+		assert.Contains(t, reasons[tt.name], tt.want, "attribute %q", tt.name)
+		if tt.name != "pool" && tt.name != "deviceManager" {
+			assert.NotContains(t, published, tt.name)
+		}
+	}
+}
+
+func TestSlicesFollowTheRow(t *testing.T) {
+	d := NewDescriber(testDriver, testNode)
+	attr := func(a Assignment, pool string, name resourceapi.QualifiedName) resourceapi.DeviceAttribute {
+		resources, _ := d.Slices(a)
+		return resources.Pools[Name(testNode, pool)].Slices[0].Devices[0].Attributes[name]
+	}
+	dev := dummy("dummy0")
+	dev.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"mtu": {IntValue: ptr.To[int64](1500)}}
+	same := rows(dev)
+	assert.Equal(t, int64(1500), *attr(Assignment{"a": same}, "a", "mtu").IntValue)
+	assert.Equal(t, "b", *attr(Assignment{"b": same}, "b", "pool").StringValue, "the same row in another pool")
+
+	changed := dummy("dummy0")
+	changed.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"mtu": {IntValue: ptr.To[int64](9000)}}
+	assert.Equal(t, int64(9000), *attr(Assignment{"b": rows(changed)}, "b", "mtu").IntValue)
+	assert.Len(t, d.known, 1, "rows that are gone are forgotten")
+}
+
+func TestSlicesTooManyAttributes(t *testing.T) {
+	d := dummy("dummy0")
+	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	for i := range 33 {
+		d.Attributes[resourceapi.QualifiedName(fmt.Sprintf("attr%02d", i))] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(i))}
+	}
+	resources, omissions := NewDescriber(testDriver, testNode).Slices(Assignment{"fast-net": rows(d)})
+	attrs := resources.Pools["worker-node-1/fast-net"].Slices[0].Devices[0].Attributes
+	assert.Len(t, attrs, 32)
+	assert.Contains(t, attrs, AttributePool)
+	assert.Contains(t, attrs, AttributeDeviceManager)
+	assert.Contains(t, attrs, resourceapi.QualifiedName("attr29"))
+	require.Len(t, omissions, 3)
+	assert.Equal(t, resourceapi.QualifiedName("attr30"), omissions[0].Attribute)
+}
+
+func TestSlicesBadPool(t *testing.T) {
+	for pool, want := range map[string]string{
+		"Up_Per":                       "DNS subdomain",
+		"../x":                         "DNS subdomain",
+		"":                             "DNS subdomain",
+		strings.Repeat("p", 63) + ".x": "longer than 64",
+	} {
+		resources, omissions := NewDescriber(testDriver, testNode).Slices(Assignment{
+			pool:       rows(dummy("dummy0")),
+			"fast-net": rows(dummy("dummy1")),
+		})
+		require.Len(t, omissions, 1, pool)
+		assert.Contains(t, omissions[0].Reason, want)
+		assert.Empty(t, omissions[0].Device)
+		assert.Len(t, resources.Pools, 1, "a bad pool hides no other")
+	}
+	_, omissions := NewDescriber(testDriver, strings.Repeat("n", 200)).Slices(Assignment{strings.Repeat("p", 60): rows(dummy("dummy0"))})
+	require.Len(t, omissions, 1)
+	assert.Contains(t, omissions[0].Reason, "longer than 253")
+}
+
+func BenchmarkBuild(b *testing.B) {
+	var devs []*inventorytest.Device
+	var allocations []*tables.DRAAllocation
+	for i := range 4096 {
+		d := inventorytest.VF(i)
+		devs = append(devs, d)
+		if i%8 == 0 {
+			allocations = append(allocations, &tables.DRAAllocation{Pool: "sriov-pool", DeviceName: d.Name})
+		}
+	}
+	inventory := rows(devs...)
+	configs := []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
+		pool("other", &v2alpha1.CiliumNetworkDriverDeviceFilter{PfNames: []string{"ens1f1"}}),
+		pool("sriov-pool", &v2alpha1.CiliumNetworkDriverDeviceFilter{PfNames: []string{"ens1f0"}}),
+	}
+	build := func(b *testing.B, d *Describer) {
+		assignment, _ := Assign(slices.Values(inventory), slices.Values(allocations), configs)
+		if resources, _ := d.Slices(assignment); len(resources.Pools["worker-node-1/sriov-pool"].Slices) != 32 {
+			b.Fatal("not built")
+		}
+	}
+	b.Run("first", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			build(b, NewDescriber(testDriver, testNode))
+		}
+	})
+	b.Run("one-changed", func(b *testing.B) {
+		b.ReportAllocs()
+		d := NewDescriber(testDriver, testNode)
+		for b.Loop() {
+			changed := *inventory[0]
+			inventory[0] = &changed
+			build(b, d)
+		}
+	})
+}

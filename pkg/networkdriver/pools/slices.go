@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package pools
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// The attributes that the driver itself gives every device. No device can have one of these names by itself.
+const (
+	// AttributePool is the configured pool's name.
+	AttributePool resourceapi.QualifiedName = "pool"
+	// AttributeDeviceManager is the device manager's name.
+	AttributeDeviceManager resourceapi.QualifiedName = "deviceManager"
+)
+
+// Name is the name of a node's pool in ResourceSlices. The scheduler tells devices apart by driver, pool and device,
+// and identical servers have devices of identical names: the node makes the three unique in the cluster.
+func Name(node, pool string) string { return node + "/" + pool }
+
+// Omission is something that ResourceSlices cannot express and that is therefore left out.
+type Omission struct {
+	// Pool is the configured pool's name.
+	Pool string
+	// Device is the device's name; empty when it is the whole pool.
+	Device string
+	// Attribute is the attribute's name; empty when it is the whole device.
+	Attribute resourceapi.QualifiedName
+	// Reason says what about it breaks the rules.
+	Reason string
+}
+
+// Describer describes pools for the ResourceSlice API. It remembers the description of each inventory row, since rows
+// are immutable and most of thousands are the same in the next publication. It is not for concurrent use.
+type Describer struct {
+	node  string
+	check attributeChecker
+	// known has the descriptions that the last call made or used.
+	known map[*tables.DRADevice]description
+}
+
+type description struct {
+	pool      string
+	device    resourceapi.Device
+	omissions []Omission
+}
+
+// NewDescriber returns a describer for the driver's pools on the node.
+func NewDescriber(driver, node string) *Describer {
+	return &Describer{
+		node:  node,
+		check: attributeChecker{driver: driver, names: map[resourceapi.QualifiedName]string{}},
+	}
+}
+
+// Slices describes the assigned devices. Each pool is split into slices of at most 128 devices, in the order of their
+// names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
+// no slice. The result shares memory with later ones and must not be changed.
+//
+// The apiserver refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
+func (d *Describer) Slices(assignment Assignment) (resourceslice.DriverResources, []Omission) {
+	resources := resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool, len(assignment))}
+	known := make(map[*tables.DRADevice]description, len(d.known))
+	var omissions []Omission
+	for pool, rows := range assignment {
+		if reason := checkPool(d.node, pool); reason != "" {
+			omissions = append(omissions, Omission{Pool: pool, Reason: reason})
+			continue
+		}
+		devices := make([]resourceapi.Device, 0, len(rows))
+		for _, row := range rows {
+			described, ok := d.known[row]
+			if !ok || described.pool != pool {
+				attrs, omitted := d.check.attributes(pool, row)
+				described = description{pool, resourceapi.Device{Name: row.Name, Attributes: attrs}, omitted}
+			}
+			known[row] = described
+			devices = append(devices, described.device)
+			omissions = append(omissions, described.omissions...)
+		}
+		var split []resourceslice.Slice
+		for chunk := range slices.Chunk(devices, resourceapi.ResourceSliceMaxDevices) {
+			split = append(split, resourceslice.Slice{Devices: chunk})
+		}
+		resources.Pools[Name(d.node, pool)] = resourceslice.Pool{Slices: split}
+	}
+	d.known = known
+	slices.SortFunc(omissions, func(a, b Omission) int {
+		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Attribute, b.Attribute))
+	})
+	return resources, omissions
+}
+
+// checkPool returns why a pool cannot be published. The name of a prepared device's pool comes from a claim and did
+// not go through the schema of the node config.
+func checkPool(node, pool string) string {
+	switch {
+	case len(validation.IsDNS1123Subdomain(pool)) > 0:
+		return "the pool's name is not a DNS subdomain"
+	case len(pool) > resourceapi.DeviceAttributeMaxValueLength:
+		return fmt.Sprintf("the pool's name is longer than %d characters", resourceapi.DeviceAttributeMaxValueLength)
+	case len(Name(node, pool)) > resourceapi.PoolNameMaxLength:
+		return fmt.Sprintf("%q is longer than %d characters", Name(node, pool), resourceapi.PoolNameMaxLength)
+	}
+	return ""
+}
+
+// attributes returns the device's attributes as far as the API takes them. When there are too many, the driver's own
+// two stay and the others in alphabetical order.
+func (c *attributeChecker) attributes(pool string, d *tables.DRADevice) (map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, []Omission) {
+	given := d.Dev.Attrs()
+	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(given)+2)
+	manager := d.Manager.String()
+	attrs[AttributePool] = resourceapi.DeviceAttribute{StringValue: &pool}
+	attrs[AttributeDeviceManager] = resourceapi.DeviceAttribute{StringValue: &manager}
+	var omissions []Omission
+	if len(given)+len(attrs) <= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		for name, value := range given {
+			if reason := c.check(name, value); reason != "" {
+				omissions = append(omissions, Omission{Pool: pool, Device: d.Name, Attribute: name, Reason: reason})
+				continue
+			}
+			attrs[name] = value
+		}
+		return attrs, omissions
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		reason := c.check(name, given[name])
+		if reason == "" && len(attrs) == resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			reason = fmt.Sprintf("the device has more than %d attributes", resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice)
+		}
+		if reason != "" {
+			omissions = append(omissions, Omission{Pool: pool, Device: d.Name, Attribute: name, Reason: reason})
+			continue
+		}
+		attrs[name] = given[name]
+	}
+	return attrs, omissions
+}
