@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package dra connects the driver to kubelet and to the scheduler: it registers as a kubelet plugin for Dynamic
+// Resource Allocation, hands kubelet's calls on, and publishes the devices as ResourceSlices.
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cilium/statedb"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+const (
+	// stableAfter is how long a registration has to last for the next loss to be mended at once.
+	stableAfter = time.Minute
+	// maxLossBackoff is the longest wait before a lost registration is mended.
+	maxLossBackoff = time.Minute
+)
+
+// ErrRegistration is returned by [Driver.Run] when kubelet did not register the driver in the configured number of
+// attempts.
+var ErrRegistration = errors.New("not registered with kubelet")
+
+// Config are the driver's names and how patiently it registers.
+type Config struct {
+	// DriverName is the DRA driver name.
+	DriverName string
+	// NodeName is the Kubernetes node.
+	NodeName string
+	// KubeletRootDir is kubelet's data directory, at the same path as kubelet sees it.
+	KubeletRootDir string
+
+	// RetryInterval is the time between two attempts to register.
+	RetryInterval time.Duration
+	// Timeout is how long one attempt may take.
+	Timeout time.Duration
+	// MaxAttempts is the number of attempts before giving up.
+	MaxAttempts int
+}
+
+// Params are what a driver is made of.
+type Params struct {
+	Logger      *slog.Logger
+	Config      Config
+	Client      kubernetes.Interface
+	Claims      Claims
+	DB          *statedb.DB
+	Devices     statedb.Table[*tables.DRADevice]
+	Allocations statedb.Table[*tables.DRAAllocation]
+	// Metrics may be nil.
+	Metrics *Metrics
+}
+
+// Driver registers and publishes.
+type Driver struct {
+	log       *slog.Logger
+	config    Config
+	client    kubernetes.Interface
+	claims    Claims
+	state     *tracker
+	metrics   *Metrics
+	publisher *publisher
+	writer    *sliceWriter
+}
+
+// New returns a driver that does nothing before [Driver.Run].
+func New(p Params) *Driver {
+	state := newTracker()
+	writer := &sliceWriter{
+		log: p.Logger, client: p.Client, driver: p.Config.DriverName, node: p.Config.NodeName,
+		state: state, metrics: p.Metrics,
+		failing: map[string]error{}, dropped: map[string]error{},
+	}
+	return &Driver{
+		log: p.Logger, config: p.Config, client: p.Client, claims: p.Claims, state: state, metrics: p.Metrics,
+		writer: writer,
+		publisher: &publisher{
+			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,
+			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.DriverName, p.Config.NodeName),
+			state: state, metrics: p.Metrics, write: writer.write,
+			changed: make(chan struct{}),
+		},
+	}
+}
+
+// SetPools sets the configured pools. It may be called again at any time; nothing is published before the first.
+func (d *Driver) SetPools(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	d.publisher.setPools(configs)
+}
+
+// State returns the present state, and a channel that is closed when there is another.
+func (d *Driver) State() (State, <-chan struct{}) { return d.state.get() }
+
+// Run registers with kubelet, keeps registered, and publishes once it is: before that, the scheduler would send pods
+// that nobody can serve. It must be called after both tables were restored, as kubelet's calls come at once.
+//
+// It returns nil when the context ends, and [ErrRegistration] when kubelet does not register the driver. Either way
+// the sockets are gone, while the slices stay for an agent that comes back; kubelet removes them when none does.
+// It is called once.
+func (d *Driver) Run(ctx context.Context) error {
+	if err := d.config.validate(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var publishing sync.WaitGroup
+	defer func() {
+		cancel()
+		publishing.Wait()
+		d.writer.stop()
+	}()
+	var once sync.Once
+
+	backoff := d.config.RetryInterval
+	for {
+		server, err := d.register(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		once.Do(func() { publishing.Go(func() { d.publish(ctx) }) })
+
+		since := time.Now()
+		lost := server.watch(ctx)
+		server.stop()
+		d.metrics.isRegistered(false)
+		d.state.update(func(s *State) { s.Registered, s.RegistrationError = false, lost })
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(since) > stableAfter {
+			backoff = d.config.RetryInterval
+		}
+		d.log.Error("Registration with kubelet was lost, registering again",
+			slog.String("error", lost.Error()), slog.Duration("wait", backoff))
+		if err := sleep(ctx, backoff); err != nil {
+			return nil
+		}
+		backoff = min(2*backoff, maxLossBackoff)
+	}
+}
+
+// register makes sockets until kubelet registers the driver by one of them.
+func (d *Driver) register(ctx context.Context) (*server, error) {
+	d.state.update(func(s *State) { s.Attempts = 0 })
+	for attempt := 1; ; attempt++ {
+		d.state.update(func(s *State) { s.Attempts = attempt })
+		server, err := d.attempt(ctx)
+		if ctx.Err() != nil {
+			if server != nil {
+				server.stop()
+			}
+			return nil, ctx.Err()
+		}
+		d.metrics.attempted(err)
+		log := d.log.With(slog.Int("attempt", attempt), slog.Int("maxAttempts", d.config.MaxAttempts))
+		if err == nil {
+			log.Info("Registered with kubelet", slog.String("driver", d.config.DriverName))
+			d.metrics.isRegistered(true)
+			d.state.update(func(s *State) { s.Registered, s.Attempts, s.RegistrationError = true, 0, nil })
+			return server, nil
+		}
+		log.Warn("Registration with kubelet failed", slog.String("error", err.Error()))
+		gaveUp := attempt >= d.config.MaxAttempts
+		d.state.update(func(s *State) { s.RegistrationError, s.GaveUp = err, gaveUp })
+		if gaveUp {
+			log.Error("Giving up registration with kubelet", slog.String("error", err.Error()))
+			return nil, fmt.Errorf("%w after %d attempts: %w", ErrRegistration, attempt, err)
+		}
+		if err := sleep(ctx, d.config.RetryInterval); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// attempt makes new sockets and waits for kubelet. The sockets of a failed attempt are removed.
+func (d *Driver) attempt(ctx context.Context) (*server, error) {
+	server, err := d.startServer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := server.waitRegistered(ctx, d.config.Timeout); err != nil {
+		server.stop()
+		return nil, err
+	}
+	return server, nil
+}
+
+// publish runs the publisher. It ends with the context only, which is no error.
+func (d *Driver) publish(ctx context.Context) {
+	if err := d.publisher.run(ctx); err != nil && ctx.Err() == nil {
+		d.log.Error("Publication of ResourceSlices ended", slog.String("error", err.Error()))
+		d.state.problem(problemOf(err))
+	}
+}

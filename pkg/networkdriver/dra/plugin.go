@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package dra
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+)
+
+// maxClaims is how many claims are worked on at once. Each is a few netlink and apiserver requests.
+const maxClaims = 8
+
+// Claims prepares claims and takes them back. Calls for different claims run at the same time.
+type Claims interface {
+	// Prepare sets up the claim's devices. It is idempotent; the error is shown in the pod's event.
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Result, error)
+	// Unprepare gives the claim's devices back. A claim that is not prepared is no error.
+	Unprepare(ctx context.Context, claim kubetypes.UID) error
+}
+
+// kubeletPlugin answers kubelet's calls.
+type kubeletPlugin struct {
+	log    *slog.Logger
+	claims Claims
+	// slots has room for the claims that are worked on.
+	slots chan struct{}
+	// failed takes the error of a gRPC server that ended by itself.
+	failed chan error
+}
+
+var _ kubeletplugin.DRAPlugin = &kubeletPlugin{}
+
+func newKubeletPlugin(log *slog.Logger, claims Claims) *kubeletPlugin {
+	return &kubeletPlugin{log: log, claims: claims, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1)}
+}
+
+// PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourceapi.ResourceClaim) (map[kubetypes.UID]kubeletplugin.PrepareResult, error) {
+	prepare := func(claim *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+		result, err := p.claims.Prepare(ctx, claim)
+		if err != nil {
+			return kubeletplugin.PrepareResult{Err: err}
+		}
+		devices := make([]kubeletplugin.Device, len(result.Devices))
+		for i, d := range result.Devices {
+			devices[i] = kubeletplugin.Device{Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device}
+		}
+		return kubeletplugin.PrepareResult{Devices: devices}
+	}
+	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, prepare,
+		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} }), nil
+}
+
+// UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
+func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubeletplugin.NamespacedObject) (map[kubetypes.UID]error, error) {
+	return each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
+		func(c kubeletplugin.NamespacedObject) error { return p.claims.Unprepare(ctx, c.UID) },
+		func(err error) error { return err }), nil
+}
+
+// each does the work for every claim, as many at once as there are slots. A claim that gets no slot before the context
+// ends has the result of refuse.
+func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID, work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
+	var wg sync.WaitGroup
+	var mu sync.Mutex // guards results
+	results := make(map[kubetypes.UID]R, len(cs))
+	for _, c := range cs {
+		wg.Go(func() {
+			var result R
+			select {
+			case slots <- struct{}{}:
+				result = work(c)
+				<-slots
+			case <-ctx.Done():
+				result = refuse(fmt.Errorf("waiting for other claims: %w", ctx.Err()))
+			}
+			mu.Lock()
+			results[uid(c)] = result
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	return results
+}
+
+// HandleError implements [kubeletplugin.DRAPlugin]. It hears of gRPC servers that ended by themselves, which is mended
+// by new ones; publication has its own handler.
+func (p *kubeletPlugin) HandleError(_ context.Context, err error, msg string) {
+	p.log.Error("Kubelet plugin server failed", slog.String("error", fmt.Sprintf("%s: %v", msg, err)))
+	select {
+	case p.failed <- fmt.Errorf("%s: %w", msg, err):
+	default:
+	}
+}
+
+// WatchHealthStatus implements [kubeletplugin.DRAPlugin]. A device that cannot serve is withdrawn instead.
+func (p *kubeletPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

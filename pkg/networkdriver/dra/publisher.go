@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package dra
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/cilium/statedb"
+	"golang.org/x/time/rate"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+const (
+	// settleTime is how long changes are collected after the first.
+	settleTime = 50 * time.Millisecond
+	// publishInterval is the least time between publications in the long run; a device that flaps costs no more.
+	publishInterval = time.Second
+	// publishBurst is how many publications may come at once.
+	publishBurst = 5
+)
+
+// publisher turns inventory, allocations and pool configuration into ResourceSlices, again whenever one of them
+// changes. What does not change a slice is not written: that is so for attaching and detaching.
+type publisher struct {
+	log         *slog.Logger
+	db          *statedb.DB
+	devices     statedb.Table[*tables.DRADevice]
+	allocations statedb.Table[*tables.DRAAllocation]
+	node        string
+	describer   *pools.Describer
+	state       *tracker
+	metrics     *Metrics
+	// write publishes resources, which the publisher does not change afterwards.
+	write func(context.Context, *resourceslice.DriverResources) error
+
+	// logged has the conflicts and omissions that are known, each with its log line.
+	logged map[string]struct{}
+
+	mu         sync.Mutex // guards the fields below
+	configured bool
+	configs    []v2alpha1.CiliumNetworkDriverDevicePoolConfig
+	changed    chan struct{}
+}
+
+// setPools sets the configuration. Nothing is published before.
+func (p *publisher) setPools(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.configs, p.configured = configs, true
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+func (p *publisher) pools() (configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig, configured bool, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.configs, p.configured, p.changed
+}
+
+// run publishes until the context ends. It begins when both tables are complete: a half-filled inventory would
+// withdraw devices that pods have.
+func (p *publisher) run(ctx context.Context) error {
+	if err := p.waitForInput(ctx); err != nil {
+		return err
+	}
+	limiter := rate.NewLimiter(rate.Every(publishInterval), publishBurst)
+	watch := statedb.NewWatchSet()
+	var last *resourceslice.DriverResources
+	for {
+		watch.Clear()
+		resources, publication := p.build(watch)
+		p.note(publication)
+		if last == nil || !reflect.DeepEqual(*last, resources) {
+			if err := p.write(ctx, &resources); err != nil {
+				return err
+			}
+			last = &resources
+			if err := limiter.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		if _, err := watch.Wait(ctx, settleTime); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *publisher) waitForInput(ctx context.Context) error {
+	txn := p.db.ReadTxn()
+	_, devices := p.devices.Initialized(txn)
+	_, allocations := p.allocations.Initialized(txn)
+	for _, initialized := range []<-chan struct{}{devices, allocations} {
+		select {
+		case <-initialized:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for {
+		_, configured, changed := p.pools()
+		if configured {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// build describes the present situation, and adds to the watch set what tells of another.
+func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResources, *Publication) {
+	txn := p.db.ReadTxn()
+	devices, devicesChanged := p.devices.AllWatch(txn)
+	allocations, allocationsChanged := p.allocations.AllWatch(txn)
+	configs, _, configsChanged := p.pools()
+	watch.Add(devicesChanged, allocationsChanged, configsChanged)
+
+	assignment, conflicts := pools.Assign(statedb.ToSeq(devices), statedb.ToSeq(allocations), configs)
+	resources, omissions := p.describer.Slices(assignment)
+	publication := &Publication{Pools: map[string]PoolSize{}, Conflicts: conflicts, Omissions: omissions}
+	for name, devs := range assignment {
+		if pool, ok := resources.Pools[pools.Name(p.node, name)]; ok {
+			publication.Pools[name] = PoolSize{Devices: len(devs), Slices: len(pool.Slices)}
+		}
+	}
+	return resources, publication
+}
+
+// note makes the publication visible, in the state, the metrics and the log, where it is another than before.
+func (p *publisher) note(publication *Publication) {
+	state, _ := p.state.get()
+	if state.Publication != nil && reflect.DeepEqual(*state.Publication, *publication) {
+		return
+	}
+	p.metrics.published(state.Publication, publication)
+	p.logNew(publication)
+	p.state.update(func(s *State) { s.Publication = publication })
+}
+
+// logNew logs conflicts and omissions once, and not with every publication while they last.
+func (p *publisher) logNew(publication *Publication) {
+	known := p.logged
+	p.logged = map[string]struct{}{}
+	isNew := func(key string) bool {
+		p.logged[key] = struct{}{}
+		_, ok := known[key]
+		return !ok
+	}
+	for _, c := range publication.Conflicts {
+		if !isNew("conflict " + c.Key()) {
+			continue
+		}
+		log := p.log.With(slog.String("device", c.Device), slog.Any("pools", c.Pools))
+		if c.Prepared {
+			log.Error("Device is prepared in more than one pool and is not advertised")
+		} else {
+			log.Error("Device matches more than one pool", slog.String("pool", c.Pool))
+		}
+	}
+	for _, o := range publication.Omissions {
+		if !isNew(fmt.Sprintf("omission %s %s %s %s", o.Pool, o.Device, o.Attribute, o.Reason)) {
+			continue
+		}
+		log := p.log.With(slog.String("pool", o.Pool), slog.String("reason", o.Reason))
+		if o.Device == "" {
+			log.Error("Pool cannot be published and is left out")
+		} else {
+			log.Error("Attribute cannot be published and is left out",
+				slog.String("device", o.Device), slog.String("attribute", string(o.Attribute)))
+		}
+	}
+}
