@@ -15,13 +15,16 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/version"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
 	"sigs.k8s.io/yaml"
 
 	"github.com/cilium/networkdriver/api/crds"
@@ -100,6 +103,30 @@ func TestValidate(t *testing.T) {
 				requireRefused(t, fieldErrors(t, config.Validate()), "spec.spec", test.Field)
 			})
 		})
+	}
+}
+
+// TestRulesOnOldestServer compiles the rules as Kubernetes 1.34 does, the oldest
+// that the driver works with: a new rule may use what 1.33 has.
+func TestRulesOnOldestServer(t *testing.T) {
+	env := environment.MustBaseEnvSet(version.MajorMinor(1, 33))
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+		requireRulesCompile(t, env, newServer(t, kind).structural, kind, true)
+	}
+}
+
+func requireRulesCompile(t *testing.T, env *environment.EnvSet, s *schema.Structural, path string, root bool) {
+	t.Helper()
+	results, err := cel.Compile(s, model.SchemaDeclType(s, root), celconfig.PerCallLimit, env, cel.NewExpressionsEnvLoader())
+	require.NoError(t, err, path)
+	for i, result := range results {
+		require.Nil(t, result.Error, "%s: %s: %v", path, s.XValidations[i].Rule, result.Error)
+	}
+	if s.Items != nil {
+		requireRulesCompile(t, env, s.Items, path+"[]", false)
+	}
+	for name, property := range s.Properties {
+		requireRulesCompile(t, env, &property, path+"."+name, false)
 	}
 }
 

@@ -13,8 +13,11 @@ package nodeconfig
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,7 +29,11 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 )
 
-// fieldManager owns the status fields that StatusWriter sets.
+// errReplaced says that the object is gone and that there is another one by the
+// same name.
+var errReplaced = errors.New("there is another object by the same name")
+
+// fieldManager is on record for the status fields that StatusWriter sets.
 const fieldManager = "cilium-network-driver-agent"
 
 // Client reads and writes node configs.
@@ -84,25 +91,38 @@ func (c *Client) watch(ctx context.Context, name, resourceVersion string, timeou
 		Watch(ctx)
 }
 
-// applyStatus writes the status by server-side apply. The UID makes the API
-// server refuse it when the object is another one by now.
-func (c *Client) applyStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error {
-	body, err := json.Marshal(map[string]any{
-		"apiVersion": v2alpha1.SchemeGroupVersion.String(),
-		"kind":       v2alpha1.NodeConfigKind,
-		"metadata":   map[string]any{"name": name, "uid": uid},
-		"status":     status,
+// writeStatus replaces the status of the object with the name and the UID. A
+// successor by the same name is left alone, and errReplaced returned. (Server-side
+// apply would not do: it ignores the UID when it writes a status.)
+func (c *Client) writeStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error {
+	body, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": uid},
+		{"op": "add", "path": "/status", "value": status},
 	})
 	if err != nil {
 		return err
 	}
-	force := true
-	return c.rest.Patch(types.ApplyPatchType).
+	err = c.rest.Patch(types.JSONPatchType).
 		Resource(v2alpha1.NodeConfigResource).
 		Name(name).
 		SubResource("status").
-		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, c.params).
+		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager}, c.params).
 		Body(body).
 		Do(ctx).
 		Error()
+	if patchRefused(err) {
+		return errReplaced
+	}
+	return err
+}
+
+// patchRefused tells a JSON patch whose test failed from one whose result is
+// invalid: only the latter is refused because of fields.
+func patchRefused(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	return details == nil || !slices.ContainsFunc(details.Causes, func(cause metav1.StatusCause) bool { return cause.Field != "" })
 }

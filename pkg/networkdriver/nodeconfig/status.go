@@ -6,6 +6,7 @@ package nodeconfig
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -41,7 +42,7 @@ var writeBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.5, S
 
 // statusClient is what StatusWriter needs of Client.
 type statusClient interface {
-	applyStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error
+	writeStatus(ctx context.Context, name string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error
 }
 
 // StatusWriter writes the status of a node's config.
@@ -134,11 +135,7 @@ func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
 			backoff = writeBackoff
 			health.OK("Status is up to date")
 		default:
-			level := slog.LevelWarn
-			if apierrors.IsConflict(err) {
-				level = slog.LevelDebug
-			}
-			w.log.Log(ctx, level, "Cannot write the node config's status, trying again", "error", err)
+			w.log.Warn("Cannot write the node config's status, trying again", "error", err)
 			health.Degraded("Cannot write the status", err)
 			w.putBack(update)
 			if !sleep(ctx, backoff.Step()) {
@@ -202,10 +199,10 @@ func (w *StatusWriter) write(ctx context.Context, update *update) error {
 		return nil
 	}
 	uid := update.config.UID
-	err := w.client.applyStatus(ctx, w.node, uid, &status)
-	if apierrors.IsNotFound(err) {
+	err := w.client.writeStatus(ctx, w.node, uid, &status)
+	if apierrors.IsNotFound(err) || errors.Is(err, errReplaced) {
 		// There is nothing to write it to. A new object brings a new update.
-		w.log.Debug("Node config is gone, its status is not written", "uid", uid)
+		w.log.Info("The node config is gone, its status is not written", "uid", uid)
 		return nil
 	}
 	if err != nil {

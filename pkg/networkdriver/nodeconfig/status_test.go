@@ -32,7 +32,7 @@ type recorder struct {
 	tries  int
 }
 
-func (r *recorder) applyStatus(_ context.Context, _ string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error {
+func (r *recorder) writeStatus(_ context.Context, _ string, uid types.UID, status *v2alpha1.CiliumNetworkDriverNodeConfigStatus) error {
 	r.tries++
 	if r.fail != nil {
 		if err := r.fail(r.tries); err != nil {
@@ -170,10 +170,17 @@ func TestStatusRetried(t *testing.T) {
 }
 
 func TestStatusOfDeletedObject(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"gone":     apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.NodeConfigResource), "worker"),
+		"replaced": errReplaced,
+	} {
+		t.Run(name, func(t *testing.T) { testStatusOfDeletedObject(t, refusal) })
+	}
+}
+
+func testStatusOfDeletedObject(t *testing.T, refusal error) {
 	synctest.Test(t, func(t *testing.T) {
-		server := &recorder{fail: func(int) error {
-			return apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.NodeConfigResource), "worker")
-		}}
+		server := &recorder{fail: func(int) error { return refusal }}
 		writer := startWriter(t, server)
 		writer.Update(nodeConfig("a"), ready(1, true))
 		pass(time.Hour)
