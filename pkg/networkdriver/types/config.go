@@ -72,7 +72,7 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 	if p.Vlan != nil {
 		var vlan int
 		if err := json.Unmarshal(*p.Vlan, &vlan); err != nil {
-			return DeviceConfig{}, fmt.Errorf("vlan: %s is not a whole number from 0 to %d", *p.Vlan, MaxVLAN)
+			return DeviceConfig{}, fmt.Errorf("vlan: %.64s is not a whole number from 0 to %d", *p.Vlan, MaxVLAN)
 		}
 		if vlan < 0 || vlan > MaxVLAN {
 			return DeviceConfig{}, fmt.Errorf("vlan: %d is not in 0..%d", vlan, MaxVLAN)
@@ -139,7 +139,8 @@ func describeDecodeError(err error) error {
 }
 
 // ValidatePodIfName checks an interface name for use in a pod: what the kernel takes (dev_valid_name in
-// net/core/dev.c), no format character, and neither lo nor eth0, which every pod on the pod network has already.
+// net/core/dev.c), no format character, neither lo nor eth0, which every pod on the pod network has already, and
+// neither all nor default, for which the kernel makes no settings (sysctl_dev_name_is_allowed).
 func ValidatePodIfName(name string) error {
 	switch {
 	case name == "":
@@ -150,11 +151,14 @@ func ValidatePodIfName(name string) error {
 		return fmt.Errorf("%q is not an interface name", name)
 	case name == "lo" || name == "eth0":
 		return fmt.Errorf("%q is taken in every pod", name)
+	case name == "all" || name == "default":
+		return fmt.Errorf("%q means every interface in the kernel's settings (/proc/sys/net/ipv4/conf)", name)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%q is not valid UTF-8", name)
 	}
 	for _, r := range name {
-		if r == '/' || r == ':' || r == '%' || unicode.IsSpace(r) || !unicode.IsPrint(r) {
+		// RuneError is what is left of bytes that were no UTF-8 in the JSON.
+		if r == '/' || r == ':' || r == '%' || r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {
 			return fmt.Errorf("%q contains %q, which an interface name must not", name, r)
 		}
 	}

@@ -40,7 +40,7 @@ func DecodeRecord(raw []byte) (Record, error) {
 	switch {
 	case r.Version != RecordVersion:
 		return Record{}, fmt.Errorf("record has version %d, version %d is understood", r.Version, RecordVersion)
-	case r.Manager == "" || r.PodUID == "" || r.BootID == "" || len(r.Device) == 0:
+	case r.Manager == "" || r.PodUID == "" || r.BootID == "" || len(r.Device) == 0 || string(r.Device) == "null":
 		return Record{}, fmt.Errorf("record is incomplete: manager, podUID, bootID and device are needed")
 	}
 	if vlan := r.Config.VLAN(); vlan < 0 || vlan > MaxVLAN {

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package types
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseDeviceConfig(t *testing.T) {
+	number := func(n int) *int { return &n }
+	valid := map[string]DeviceConfig{
+		`{}`:                                 {},
+		` { } `:                              {},
+		`{"vlan":0}`:                         {Vlan: number(0)},
+		`{"vlan":4094}`:                      {Vlan: number(4094)},
+		`{"vlan":1001,"podIfName":"sriov0"}`: {Vlan: number(1001), PodIfName: "sriov0"},
+		`{"podIfName":"abcdefghijklmno"}`:    {PodIfName: "abcdefghijklmno"},
+		`{"podIfName":"ens1f0.100-x_y"}`:     {PodIfName: "ens1f0.100-x_y"},
+		`{"pod\u0049fName":"ü"}`:             {PodIfName: "ü"},
+	}
+	for raw, want := range valid {
+		got, err := ParseDeviceConfig([]byte(raw))
+		require.NoError(t, err, raw)
+		require.Equal(t, want, got, raw)
+	}
+
+	invalid := map[string]string{
+		``:                     `decode parameters: EOF`,
+		`null`:                 `parameters must be a JSON object`,
+		`[]`:                   `parameters must be a JSON object`,
+		`"vlan"`:               `parameters must be a JSON object`,
+		`7`:                    `parameters must be a JSON object`,
+		`{`:                    `decode parameters: unexpected EOF`,
+		`{"vlan":1}{"vlan":2}`: `data after the end of the parameters object`,
+		`{"vlan":1} x`:         `data after the end of the parameters object`,
+		`{"vlan":1}]`:          `data after the end of the parameters object`,
+
+		`{"vlna":100}`:                          `unknown field "vlna", allowed are podIfName and vlan`,
+		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are podIfName and vlan`,
+		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are podIfName and vlan`,
+		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are podIfName and vlan`,
+		`{"":1}`:                                `unknown field "", allowed are podIfName and vlan`,
+		`{"vlan":1,"vlan":2}`:                   `field "vlan" is given twice`,
+		`{"vlan":1,"vl\u0061n":2}`:              `field "vlan" is given twice`,
+		`{"vlan":null}`:                         `vlan: null is not a value; leave the field out`,
+		`{"podIfName":null}`:                    `podIfName: null is not a value; leave the field out`,
+		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are podIfName and vlan`,
+
+		`{"vlan":-1}`:                   `vlan: -1 is not in 0..4094`,
+		`{"vlan":4095}`:                 `vlan: 4095 is not in 0..4094`,
+		`{"vlan":"100"}`:                `vlan: "100" is not a whole number from 0 to 4094`,
+		`{"vlan":1.5}`:                  `vlan: 1.5 is not a whole number from 0 to 4094`,
+		`{"vlan":true}`:                 `vlan: true is not a whole number from 0 to 4094`,
+		`{"vlan":[1]}`:                  `vlan: [1] is not a whole number from 0 to 4094`,
+		`{"vlan":99999999999999999999}`: `vlan: 99999999999999999999 is not a whole number from 0 to 4094`,
+		`{"vlan":` + strings.Repeat("9", 5000) + `}`: `vlan: ` + strings.Repeat("9", 64) + ` is not a whole number from 0 to 4094`,
+
+		`{"podIfName":7}`:      `podIfName: a JSON number is not a string`,
+		`{"podIfName":["x"]}`:  `podIfName: a JSON array is not a string`,
+		`{"podIfName":""}`:     `podIfName: must not be empty`,
+		`{"podIfName":"lo"}`:   `podIfName: "lo" is taken in every pod`,
+		`{"podIfName":"eth0"}`: `podIfName: "eth0" is taken in every pod`,
+		`{"podIfName":"."}`:    `podIfName: "." is not an interface name`,
+		`{"podIfName":".."}`:   `podIfName: ".." is not an interface name`,
+		`{"podIfName":"all"}`:  `podIfName: "all" means every interface in the kernel's settings (/proc/sys/net/ipv4/conf)`,
+
+		`{"podIfName":"abcdefghijklmnop"}`: `podIfName: "abcdefghijklmnop" is 16 bytes long, at most 15 are allowed`,
+		`{"podIfName":"üüüüüüüü"}`:         `podIfName: "üüüüüüüü" is 16 bytes long, at most 15 are allowed`,
+		`{"podIfName":"../../etc"}`:        `podIfName: "../../etc" contains '/', which an interface name must not`,
+		`{"podIfName":"a b"}`:              `podIfName: "a b" contains ' ', which an interface name must not`,
+		`{"podIfName":"a:1"}`:              `podIfName: "a:1" contains ':', which an interface name must not`,
+		`{"podIfName":"eth%d"}`:            `podIfName: "eth%d" contains '%', which an interface name must not`,
+		`{"podIfName":"a\n"}`:              `podIfName: "a\n" contains '\n', which an interface name must not`,
+		`{"podIfName":"a\u0000"}`:          `podIfName: "a\x00" contains '\x00', which an interface name must not`,
+		`{"podIfName":"a\u202e"}`:          `podIfName: "a\u202e" contains '\u202e', which an interface name must not`,
+		"{\"podIfName\":\"a\xff\"}":        `podIfName: "a�" contains '�', which an interface name must not`,
+		`{"podIfName":"a\ud800"}`:          `podIfName: "a�" contains '�', which an interface name must not`,
+	}
+	for raw, want := range invalid {
+		_, err := ParseDeviceConfig([]byte(raw))
+		require.EqualError(t, err, want, raw)
+	}
+	require.ErrorContains(t, ValidatePodIfName("a\xff"), "not valid UTF-8")
+	require.ErrorContains(t, ValidatePodIfName("default"), "settings")
+}
+
+func TestOverride(t *testing.T) {
+	ten, zero := 10, 0
+	base := DeviceConfig{PodIfName: "a", Vlan: &ten}
+	require.Equal(t, base, base.Override(DeviceConfig{}))
+	require.Equal(t, base, DeviceConfig{}.Override(base))
+	require.Equal(t, DeviceConfig{PodIfName: "b", Vlan: &ten}, base.Override(DeviceConfig{PodIfName: "b"}))
+	require.Equal(t, DeviceConfig{PodIfName: "a", Vlan: &zero}, base.Override(DeviceConfig{Vlan: &zero}))
+	require.Equal(t, "a", base.PodIfName, "values are immutable")
+	require.Equal(t, 10, base.VLAN())
+	require.Zero(t, DeviceConfig{}.VLAN())
+}
+
+// The configuration is shown, and stored, under the names that a claim uses.
+func TestDeviceConfigJSON(t *testing.T) {
+	vlan := 1001
+	raw, err := json.Marshal(DeviceConfig{PodIfName: "sriov0", Vlan: &vlan})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"podIfName":"sriov0","vlan":1001}`, string(raw))
+	raw, err = json.Marshal(DeviceConfig{})
+	require.NoError(t, err)
+	require.JSONEq(t, `{}`, string(raw))
+}
+
+// What is accepted is within the limits and unambiguous: written out and read again it is the same.
+func FuzzParseDeviceConfig(f *testing.F) {
+	for _, seed := range []string{`{}`, `null`, `{"vlan":1001,"podIfName":"sriov0"}`, `{"vlan":null}`, `{"vlan":1,"VLAN":2}`, `{"podIfName":"\ud800"}`, `{"vlan":1} {`, `[1]`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		cfg, err := ParseDeviceConfig(raw)
+		if err != nil {
+			require.NotEmpty(t, err.Error())
+			require.True(t, utf8.ValidString(err.Error()) || !utf8.Valid(raw), "%q", err)
+			require.Less(t, len(err.Error()), 2048, "errors end up in events")
+			return
+		}
+		require.True(t, json.Valid(raw))
+		if cfg.PodIfName != "" {
+			require.NoError(t, ValidatePodIfName(cfg.PodIfName))
+			require.LessOrEqual(t, len(cfg.PodIfName), MaxIfNameLen)
+			require.False(t, strings.ContainsAny(cfg.PodIfName, "/ \t\n\x00%:"))
+		}
+		require.True(t, cfg.VLAN() >= 0 && cfg.VLAN() <= MaxVLAN)
+		again, err := json.Marshal(cfg)
+		require.NoError(t, err)
+		same, err := ParseDeviceConfig(again)
+		require.NoError(t, err, "%s", again)
+		require.Equal(t, cfg, same)
+	})
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package types
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func validRecord() Record {
+	vlan := 1001
+	return Record{
+		Version: RecordVersion, Manager: DeviceManagerTypeSRIOV, PodUID: "pod", BootID: "boot",
+		Config: DeviceConfig{PodIfName: "sriov0", Vlan: &vlan}, Device: json.RawMessage(`{"addr":"0000:03:00.1"}`),
+	}
+}
+
+func TestRecord(t *testing.T) {
+	raw, err := json.Marshal(validRecord())
+	require.NoError(t, err)
+	require.JSONEq(t, `{"version":1,"manager":"sr-iov","podUID":"pod","bootID":"boot",
+		"config":{"podIfName":"sriov0","vlan":1001},"device":{"addr":"0000:03:00.1"}}`, string(raw), "the format of version 1 is stored in clusters")
+	got, err := DecodeRecord(raw)
+	require.NoError(t, err)
+	require.Equal(t, validRecord(), got)
+
+	_, err = DecodeRecord([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","device":{},"later":true}`))
+	require.NoError(t, err, "fields may be added without a new version")
+}
+
+func TestDecodeRecordRefuses(t *testing.T) {
+	number := func(n int) *int { return &n }
+	for _, tt := range []struct {
+		change func(*Record)
+		err    string
+	}{
+		{func(r *Record) { r.Version = 0 }, "record has version 0, version 1 is understood"},
+		{func(r *Record) { r.Version = 2 }, "record has version 2, version 1 is understood"},
+		{func(r *Record) { r.Manager = "" }, "record is incomplete: manager, podUID, bootID and device are needed"},
+		{func(r *Record) { r.PodUID = "" }, "record is incomplete: manager, podUID, bootID and device are needed"},
+		{func(r *Record) { r.BootID = "" }, "record is incomplete: manager, podUID, bootID and device are needed"},
+		{func(r *Record) { r.Device = json.RawMessage("null") }, "record is incomplete: manager, podUID, bootID and device are needed"},
+		{func(r *Record) { r.Config.Vlan = number(-1) }, "record: config.vlan: -1 is not in 0..4094"},
+		{func(r *Record) { r.Config.Vlan = number(4095) }, "record: config.vlan: 4095 is not in 0..4094"},
+		{func(r *Record) { r.Config.PodIfName = "a/b" }, `record: config.podIfName: "a/b" contains '/', which an interface name must not`},
+	} {
+		r := validRecord()
+		tt.change(&r)
+		raw, err := json.Marshal(r)
+		require.NoError(t, err)
+		_, err = DecodeRecord(raw)
+		require.EqualError(t, err, tt.err)
+	}
+	for _, raw := range []string{``, `null`, `[]`, `"x"`, `{`, `{"version":"1"}`, `{"version":1,"manager":7}`, `{"version":1}{}`} {
+		_, err := DecodeRecord([]byte(raw))
+		require.Error(t, err, raw)
+	}
+}
+
+// A record that is accepted is complete and within the limits.
+func FuzzDecodeRecord(f *testing.F) {
+	raw, err := json.Marshal(validRecord())
+	require.NoError(f, err)
+	f.Add(raw)
+	f.Add([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","device":null}`))
+	f.Add([]byte(`{"version":1,"config":{"vlan":4095,"podIfName":".."}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r, err := DecodeRecord(raw)
+		if err != nil {
+			return
+		}
+		require.Equal(t, RecordVersion, r.Version)
+		require.NotEmpty(t, r.Manager)
+		require.NotEmpty(t, r.PodUID)
+		require.NotEmpty(t, r.BootID)
+		require.True(t, json.Valid(r.Device))
+		require.True(t, r.Config.VLAN() >= 0 && r.Config.VLAN() <= MaxVLAN)
+		if r.Config.PodIfName != "" {
+			require.NoError(t, ValidatePodIfName(r.Config.PodIfName))
+		}
+		again, err := json.Marshal(r)
+		require.NoError(t, err)
+		_, err = DecodeRecord(again)
+		require.NoError(t, err)
+	})
+}
+
+func TestLinkIDIsZero(t *testing.T) {
+	require.True(t, LinkID{}.IsZero())
+	for _, id := range []LinkID{{PCIAddr: "0000:03:00.1"}, {Kind: "dummy"}, {IfIndex: 1}, {Alias: "x"}} {
+		require.False(t, id.IsZero())
+	}
+}
