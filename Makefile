@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright Authors of Cilium
+
+SHELL := /bin/bash
+GO ?= go
+VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+
+# The lab's Kubernetes components and the product share flags, so that they share compiled packages too.
+GOBUILD := CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
+LAB := bin/lab
+NODES ?= 1
+PKGS := ./api/... ./cmd/... ./internal/... ./pkg/... ./test/...
+
+.PHONY: all
+all: build
+
+.PHONY: build
+build: ## Build the programs into bin/.
+	$(GOBUILD) -o bin/ ./cmd/...
+
+$(LAB): FORCE
+	@$(GOBUILD) -o $@ ./test/lab/cmd/lab
+FORCE:
+
+.PHONY: setup
+setup: ## Check for the few Debian packages that building and testing need, and install what is missing.
+	@./test/setup.sh
+
+.PHONY: test
+test: setup lint check-generate test-unit test-integration test-e2e ## Run every test, as CI does.
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck, licence headers.
+	@fmt=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$fmt" ]; then echo "gofmt would change:"; echo "$$fmt"; exit 1; fi
+	@missing=$$(git ls-files '*.go' | xargs grep -L 'SPDX-License-Identifier: Apache-2.0'); if [ -n "$$missing" ]; then echo "no SPDX header:"; echo "$$missing"; exit 1; fi
+	$(GO) vet $(PKGS)
+	$(GO) tool staticcheck $(PKGS)
+
+.PHONY: generate
+generate: ## Generate deepcopy functions and CRDs from the API types.
+	$(GO) tool controller-gen object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
+	$(GO) tool controller-gen crd paths=./api/v2alpha1 output:crd:dir=./api/crds
+
+.PHONY: check-generate
+check-generate: generate ## Fail when generated files are not up to date.
+	@diff=$$(git status --porcelain -- api); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- api | head -50; exit 1; fi
+
+.PHONY: test-unit
+test-unit: ## Unit, cell and privileged tests, with the race detector. Privileged ones run as root.
+	NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(PKGS)
+
+.PHONY: test-integration
+test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
+	$(LAB) build
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -count=1 -run 'API' $(PKGS)
+
+.PHONY: test-e2e
+test-e2e: build $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
+	$(LAB) build
+	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 30m ./test/e2e/...
+
+.PHONY: bench
+bench: ## Benchmarks; ratios are of one run on this machine.
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/...
+
+.PHONY: demo
+demo: setup build $(LAB) ## Boot a cluster with emulated SR-IOV, use the driver in it, and leave it up. NODES=2 for two nodes.
+	$(LAB) build
+	$(GO) run ./test/demo --nodes $(NODES)
+
+.PHONY: demo-down
+demo-down: $(LAB) ## Stop the demo's cluster.
+	$(LAB) down
+
+.PHONY: clean
+clean: ## Remove build output; the lab's cache stays.
+	rm -rf bin _out
+
+.PHONY: help
+help:
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package networkdriver is the network driver's Hive cell: it gives pods the network devices that the scheduler
+// allots to their claims.
+//
+// The data go one way. The node config says which device managers run; they fill the inventory. Pools turn the
+// inventory into ResourceSlices. Kubelet's calls turn claims into allocations, and the runtime's events move the
+// links of a pod's allocations into its network namespace. After a restart the allocations come back from the
+// claims' status. This package wires these rooms and sees to the order in which they open.
+package networkdriver
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// Cell is the network driver. What it needs from the application around it is listed in [Params].
+var Cell = cell.Module(
+	"network-driver",
+	"Gives pods real network devices through DRA and NRI",
+
+	cell.Config(defaultConfig),
+	cell.ProvidePrivate(
+		tables.NewDeviceTable,
+		tables.NewAllocationTable,
+		inventory.NewReportTable,
+	),
+	cell.Invoke(register),
+)
+
+// Params are what the driver takes from the application. Another Hive application provides these and adds [Cell].
+type Params struct {
+	cell.In
+
+	Config     Config
+	Logger     *slog.Logger
+	Jobs       job.Group
+	DB         *statedb.DB
+	Clientset  kubernetes.Interface
+	RESTConfig *rest.Config
+	Metrics    prometheus.Registerer
+
+	Devices     statedb.RWTable[*tables.DRADevice]
+	Allocations statedb.RWTable[*tables.DRAAllocation]
+	Reports     statedb.RWTable[*inventory.Report]
+}
+
+func register(p Params) error {
+	if !p.Config.enabled() {
+		return nil
+	}
+	var err error
+	if p.Config, err = p.Config.complete(); err != nil {
+		return fmt.Errorf("network driver: %w", err)
+	}
+	d, err := newDriver(p)
+	if err != nil {
+		return fmt.Errorf("network driver: %w", err)
+	}
+	p.Jobs.Add(
+		job.OneShot("node-config-watcher", d.configs.Run),
+		job.OneShot("node-config-status", d.statuses.Run),
+		job.OneShot("driver", d.run),
+	)
+	return nil
+}

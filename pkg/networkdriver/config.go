@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networkdriver
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// Config are the driver's flags.
+type Config struct {
+	EnableNetworkDriver       bool
+	EnableCiliumNetworkDriver bool
+	NodeName                  string
+	SysfsPath                 string
+	KubeletRootDir            string
+	NRISocketPath             string
+	NRIPluginIndex            string
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.Bool("enable-network-driver", c.EnableNetworkDriver, "Enable the network driver")
+	flags.Bool("enable-cilium-network-driver", c.EnableCiliumNetworkDriver, "Alias of --enable-network-driver")
+	flags.String("node-name", c.NodeName, "Name of the Kubernetes node (default $K8S_NODE_NAME, else the host name)")
+	flags.String("sysfs-path", c.SysfsPath, "Where the host's sysfs is mounted (default /host/sys when it is there, else /sys)")
+	flags.String("kubelet-root-dir", c.KubeletRootDir, "Kubelet's data directory, where plugins register")
+	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
+	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
+}
+
+var defaultConfig = Config{
+	KubeletRootDir: "/var/lib/kubelet",
+	NRISocketPath:  "/var/run/nri/nri.sock",
+	NRIPluginIndex: "10",
+}
+
+// enabled is true for either spelling of the flag.
+func (c Config) enabled() bool { return c.EnableNetworkDriver || c.EnableCiliumNetworkDriver }
+
+// complete fills in the defaults that depend on the host.
+func (c Config) complete() (Config, error) {
+	if c.NodeName == "" {
+		c.NodeName = os.Getenv("K8S_NODE_NAME")
+	}
+	if c.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return c, fmt.Errorf("neither --node-name nor $K8S_NODE_NAME is set, and the host has no name: %w", err)
+		}
+		c.NodeName = name
+	}
+	if c.SysfsPath == "" {
+		c.SysfsPath = "/sys"
+		if _, err := os.Stat("/host/sys/bus/pci"); err == nil {
+			c.SysfsPath = "/host/sys"
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networkdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
+	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
+	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+)
+
+// minKubernetes is the first release that has DRA as a stable API.
+const minKubernetes = "1.34"
+
+// reportInterval is how long changes are collected before the node config's status is made anew.
+const reportInterval = 250 * time.Millisecond
+
+const bootIDPath = "/proc/sys/kernel/random/boot_id"
+
+// driver follows the node config and opens the rooms in their order.
+type driver struct {
+	Params
+	bootID       string
+	inventory    *inventory.Inventory
+	hooks        *nri.Hooks
+	nri          *nri.Plugin
+	configs      *nodeconfig.Watcher
+	statuses     *nodeconfig.StatusWriter
+	claimMetrics *claims.Metrics
+	draMetrics   *dra.Metrics
+	// restored completes the allocation table's initializer.
+	restored func()
+
+	// What follows is used by the goroutine of run only.
+
+	// config is the newest node config, nil without one; active is the spec at work.
+	config *v2alpha1.CiliumNetworkDriverNodeConfig
+	active *v2alpha1.CiliumNetworkDriverNodeConfigSpec
+	// invalid and restart say what about config is not at work.
+	invalid *problem
+	restart *problem
+	session *session
+}
+
+func newDriver(p Params) (*driver, error) {
+	bootID, err := os.ReadFile(bootIDPath)
+	if err != nil {
+		return nil, fmt.Errorf("read the kernel's boot id: %w", err)
+	}
+	nriMetrics, err := nri.NewMetrics(p.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	claimMetrics, draMetrics := claims.NewMetrics(), dra.NewMetrics()
+	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors()) {
+		if err := p.Metrics.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath})
+	hooks, err := nri.NewHooks(p.DB, p.Allocations, mover, nriMetrics, p.Logger)
+	if err != nil {
+		return nil, err
+	}
+	configClient, err := nodeconfig.NewClient(p.RESTConfig)
+	if err != nil {
+		return nil, err
+	}
+	txn := p.DB.WriteTxn(p.Allocations)
+	restored := p.Allocations.RegisterInitializer(txn, "restore")
+	txn.Commit()
+
+	return &driver{
+		Params:       p,
+		claimMetrics: claimMetrics,
+		draMetrics:   draMetrics,
+		bootID:       strings.TrimSpace(string(bootID)),
+		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
+		hooks:        hooks,
+		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
+		configs:      nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
+		statuses:     nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
+		restored: func() {
+			txn := p.DB.WriteTxn(p.Allocations)
+			restored(txn)
+			txn.Commit()
+		},
+	}, nil
+}
+
+// run is the driver's life. The first valid node config starts a session that lasts until the agent stops; later ones
+// change its pools and device managers.
+func (d *driver) run(ctx context.Context, health cell.Health) error {
+	d.Logger.Info("Network driver starts", "node", d.Config.NodeName, "sysfs", d.Config.SysfsPath)
+	tooOld := d.checkKubernetes(ctx)
+	node, err := d.getNode(ctx)
+	if err != nil {
+		return err
+	}
+	health.OK("Waiting for the node config")
+	defer func() {
+		if d.session != nil {
+			d.session.stop()
+		}
+	}()
+	for {
+		watch := statedb.NewWatchSet()
+		d.report(watch, tooOld, health)
+		waiting, cancel := context.WithCancel(ctx)
+		changed := make(chan struct{})
+		go func() {
+			defer close(changed)
+			_, _ = watch.Wait(waiting, reportInterval)
+		}()
+		select {
+		case event := <-d.configs.Events():
+			d.config = event.Config
+			if tooOld == nil {
+				d.apply(ctx, node)
+			}
+		case <-changed:
+		}
+		cancel()
+		<-changed
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// checkKubernetes returns why the cluster is not supported, nil if it is. Nothing is registered then, and the rest of
+// the agent goes on.
+func (d *driver) checkKubernetes(ctx context.Context) *problem {
+	found, err := client.WaitForVersion(ctx, d.Clientset.Discovery(), minKubernetes, d.Logger)
+	if err != nil && ctx.Err() == nil {
+		d.Logger.Error("The network driver stays off", "error", err)
+		return &problem{reasonKubernetesVersion, err.Error()}
+	}
+	d.Logger.Info("Kubernetes is supported", "version", found, "needed", minKubernetes)
+	return nil
+}
+
+// getNode reads the node's object once: its addresses must never be given away, and its UID owns the slices.
+func (d *driver) getNode(ctx context.Context) (*corev1.Node, error) {
+	for logged := false; ; {
+		node, err := d.Clientset.CoreV1().Nodes().Get(ctx, d.Config.NodeName, metav1.GetOptions{})
+		if err == nil {
+			return node, nil
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		if !logged {
+			d.Logger.Warn("Cannot read the node's object, trying again; is --node-name the node's name in Kubernetes?",
+				"node", d.Config.NodeName, "error", err)
+			logged = true
+		}
+		select {
+		case <-time.After(2 * time.Second):
+		case <-ctx.Done():
+			return nil, nil
+		}
+	}
+}
+
+// apply brings the newest config to work, as far as it is valid.
+func (d *driver) apply(ctx context.Context, node *corev1.Node) {
+	d.invalid, d.restart = nil, nil
+	if d.config == nil {
+		d.Logger.Info("There is no node config: nothing is advertised, devices in pods stay there")
+		d.active = nil
+		if d.session != nil {
+			d.session.configure(nil)
+		}
+		return
+	}
+	spec := d.config.Spec.DeepCopy()
+	spec.Default()
+	log := d.Logger.With("nodeConfig", d.config.Name, "generation", d.config.Generation)
+	if err := spec.Validate(); err != nil {
+		log.Error("Node config is invalid, what was at work before stays", "error", err)
+		d.invalid = &problem{reasonInvalidConfig, err.Error()}
+		return
+	}
+	if d.session == nil {
+		d.session = d.startSession(ctx, node, spec)
+	}
+	if s := d.session; !s.registersAs(spec) {
+		message := fmt.Sprintf("driverName and draRegistration settings are read when the agent starts: it is registered as %s, restart it to change them", s.first.DriverName)
+		log.Warn("Node config asks for a restart of the agent", "reason", message)
+		d.restart = &problem{reasonRestartRequired, message}
+	}
+	d.active = spec
+	d.session.configure(spec)
+	log.Info("Node config is applied", "pools", len(spec.Pools))
+}
+
+// report updates the node config's status, and adds to the watch set what tells of something new to report.
+func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.Health) {
+	v := view{}
+	if d.session != nil {
+		v = d.session.view(watch)
+	}
+	for _, p := range []*problem{tooOld, d.invalid} {
+		if p != nil {
+			v.notReady = append([]problem{*p}, v.notReady...)
+		}
+	}
+	if d.restart != nil {
+		v.degraded = append(v.degraded, *d.restart)
+	}
+	if len(v.notReady) > 0 {
+		health.Degraded(v.notReady[0].reason, errors.New(v.notReady[0].message))
+	} else if d.config != nil {
+		health.OK("Serving")
+	}
+	if d.config == nil {
+		return
+	}
+	v.generation = d.config.Generation
+	if d.active != nil {
+		for _, p := range d.active.Pools {
+			v.pools = append(v.pools, p.PoolName)
+		}
+	}
+	d.statuses.Update(d.config, v.status())
+}
+
+// nodeIPs are the node's addresses that parse as such.
+func nodeIPs(node *corev1.Node, log *slog.Logger) []netip.Addr {
+	var ips []netip.Addr
+	for _, a := range node.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		ip, err := netip.ParseAddr(a.Address)
+		if err != nil {
+			log.Warn("The node has an address that is none", "address", a.Address, "error", err)
+			continue
+		}
+		ips = append(ips, ip)
+	}
+	return ips
+}
