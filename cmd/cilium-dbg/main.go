@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cilium/networkdriver/pkg/debugapi"
-	"github.com/cilium/networkdriver/pkg/program"
+	"github.com/cilium/networkdriver/pkg/version"
 )
 
 func main() {
@@ -30,7 +30,7 @@ func main() {
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use: "cilium-dbg", Short: "Look into a running agent",
-		Version: program.Version(), SilenceUsage: true,
+		Version: version.String(), SilenceUsage: true,
 	}
 	socket := root.PersistentFlags().String("socket-path", debugapi.DefaultSocketPath, "Path of the agent's unix socket")
 	agent := func() *debugapi.Client { return debugapi.NewClient(*socket) }

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -23,14 +24,21 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"k8s.io/klog/v2"
+
+	"github.com/cilium/networkdriver/pkg/version"
 )
 
-const envPrefix = "CILIUM_"
+const (
+	envPrefix = "CILIUM_"
+	// slowHook is how long a cell may take to start or stop before that is worth a line in the log.
+	slowHook = 100 * time.Millisecond
+)
 
 // Command returns the command that runs the cells until a signal or a cell ends it.
 func Command(name, short string, cells ...cell.Cell) *cobra.Command {
 	opts := hive.DefaultOptions()
 	opts.EnvPrefix = envPrefix
+	opts.LogThreshold = slowHook
 	// Each module gets a job group and a health scope of its own.
 	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
 		func(jobs job.Registry, health cell.Health, log *slog.Logger, id cell.ModuleID) job.Group {
@@ -40,7 +48,7 @@ func Command(name, short string, cells ...cell.Cell) *cobra.Command {
 	h := hive.NewWithOptions(opts, cells...)
 
 	cmd := &cobra.Command{
-		Use: name, Short: short, Version: Version(),
+		Use: name, Short: short, Version: version.String(),
 		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(h, cmd.Flags(), cmd.ErrOrStderr())
@@ -93,7 +101,7 @@ func run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 	}
 	// The sockets are for root alone from the moment they are made.
 	syscall.Umask(0o077)
-	log.Info("Starting", "version", Version())
+	log.Info("Starting", "version", version.String())
 	err = h.Run(log)
 	var populate hive.ErrPopulate
 	if errors.As(err, &populate) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-package program
+// Package version says what was built.
+package version
 
 import (
 	"fmt"
@@ -9,11 +10,11 @@ import (
 	"runtime/debug"
 )
 
-// version is set by the linker for a release: -X github.com/cilium/networkdriver/pkg/program.version=v1.2.3.
-var version = "dev"
+// Version is set by the linker: -X github.com/cilium/networkdriver/pkg/version.Version=v1.2.3.
+var Version = "dev"
 
-// Version says what was built, from which commit, and with which Go.
-func Version() string {
+// String names the version, the commit and the Go release.
+func String() string {
 	commit, dirty := "unknown", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -25,5 +26,5 @@ func Version() string {
 			}
 		}
 	}
-	return fmt.Sprintf("%s (commit %s%s, %s)", version, commit, dirty, runtime.Version())
+	return fmt.Sprintf("%s (commit %s%s, %s)", Version, commit, dirty, runtime.Version())
 }
