@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/test/deploy"
+	"github.com/cilium/networkdriver/test/lab"
+)
+
+const (
+	driverName = v2alpha1.DefaultDriverName
+	ns         = metav1.NamespaceDefault
+	// patience is how long something may take that takes seconds on an idle machine.
+	patience = 90 * time.Second
+	poll     = 200 * time.Millisecond
+)
+
+var nodeConfigs = schema.GroupVersionResource{
+	Group: v2alpha1.GroupName, Version: "v2alpha1", Resource: v2alpha1.NodeConfigResource,
+}
+
+// T is one test with the cluster.
+type T struct {
+	*testing.T
+	ctx context.Context
+	*deploy.Cluster
+}
+
+// start begins a test on nodes without node config, claims and pods, and checks at its end that it left them so.
+func start(t *testing.T) *T {
+	t.Helper()
+	if cluster == nil {
+		t.Skip("no lab")
+	}
+	e := &T{T: t, ctx: t.Context(), Cluster: cluster}
+	before := map[string]hostState{}
+	for _, n := range e.Nodes() {
+		before[n.Name()] = e.hostState(n)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		defer cancel()
+		e.ctx = ctx
+		if t.Failed() {
+			e.dump()
+		}
+		e.cleanUp()
+		for _, n := range e.Nodes() {
+			e.requireRestored(n, before[n.Name()])
+		}
+	})
+	return e
+}
+
+func (e *T) node(name string) *lab.Node { return e.Node(name) }
+
+// eventually waits until check returns an empty string, which otherwise says what is missing.
+func (e *T) eventually(what string, check func() string) {
+	e.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		missing := check()
+		if missing == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			e.Fatalf("%s: %s", what, missing)
+		}
+		select {
+		case <-time.After(poll):
+		case <-e.ctx.Done():
+			e.Fatalf("%s: %s: %v", what, missing, e.ctx.Err())
+		}
+	}
+}
+
+// apply applies YAML documents, in which NODE stands for nothing special: callers format them.
+func (e *T) apply(format string, args ...any) {
+	e.Helper()
+	require.NoError(e, e.Apply(e.ctx, fmt.Appendf(nil, format, args...)))
+}
+
+// configure gives a node a node config and waits until the agent has applied it.
+func (e *T) configure(node string, spec v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
+	e.Helper()
+	spec.Default()
+	config := &v2alpha1.CiliumNetworkDriverNodeConfig{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.NodeConfigKind},
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Spec:       spec,
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(config)
+	require.NoError(e, err)
+	delete(object, "status")
+	applied, err := e.Dynamic.Resource(nodeConfigs).Apply(e.ctx, node, &unstructured.Unstructured{Object: object},
+		metav1.ApplyOptions{FieldManager: "e2e", Force: true})
+	require.NoError(e, err)
+	e.eventually("node config of "+node, func() string {
+		status := e.configStatus(node)
+		if status.ObservedGeneration < applied.GetGeneration() {
+			return fmt.Sprintf("generation %d is not applied: %+v", applied.GetGeneration(), status)
+		}
+		if !meta.IsStatusConditionTrue(status.Conditions, v2alpha1.ConditionReady) {
+			return fmt.Sprintf("not ready: %+v", status.Conditions)
+		}
+		return ""
+	})
+}
+
+func (e *T) configStatus(node string) v2alpha1.CiliumNetworkDriverNodeConfigStatus {
+	e.Helper()
+	object, err := e.Dynamic.Resource(nodeConfigs).Get(e.ctx, node, metav1.GetOptions{})
+	require.NoError(e, err)
+	var config v2alpha1.CiliumNetworkDriverNodeConfig
+	require.NoError(e, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &config))
+	return config.Status
+}
+
+// slices returns the node's ResourceSlices.
+func (e *T) slices(node string) []resourceapi.ResourceSlice {
+	e.Helper()
+	list, err := e.Client.ResourceV1().ResourceSlices().List(e.ctx, metav1.ListOptions{
+		FieldSelector: "spec.nodeName=" + node + ",spec.driver=" + driverName,
+	})
+	require.NoError(e, err)
+	return list.Items
+}
+
+// waitDevices waits until the node advertises count devices in the pool.
+func (e *T) waitDevices(node, pool string, count int) []resourceapi.ResourceSlice {
+	e.Helper()
+	var found []resourceapi.ResourceSlice
+	e.eventually("slices of "+node, func() string {
+		found = nil
+		devices := 0
+		for _, s := range e.slices(node) {
+			if s.Spec.Pool.Name == node+"/"+pool {
+				found = append(found, s)
+				devices += len(s.Spec.Devices)
+			}
+		}
+		if devices != count {
+			return fmt.Sprintf("%d devices in pool %s, want %d", devices, pool, count)
+		}
+		return ""
+	})
+	return found
+}
+
+// class makes a device class for a pool, with parameters of the driver if given.
+func (e *T) class(name, pool string, parameters ...string) {
+	e.Helper()
+	class := &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf(`device.driver == %q && device.attributes[%q].pool == %q`, driverName, driverName, pool),
+		}}}},
+	}
+	for _, p := range parameters {
+		class.Spec.Config = append(class.Spec.Config, resourceapi.DeviceClassConfiguration{
+			DeviceConfiguration: opaque(p),
+		})
+	}
+	_, err := e.Client.ResourceV1().DeviceClasses().Create(e.ctx, class, metav1.CreateOptions{})
+	require.NoError(e, err)
+}
+
+func opaque(parameters string) resourceapi.DeviceConfiguration {
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+		Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+	}}
+}
+
+// request is a request for one device of a class.
+func request(name, class string) resourceapi.DeviceRequest {
+	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}
+}
+
+// config is parameters for requests, for all of them if none is named.
+func config(parameters string, requests ...string) resourceapi.DeviceClaimConfiguration {
+	return resourceapi.DeviceClaimConfiguration{Requests: requests, DeviceConfiguration: opaque(parameters)}
+}
+
+// template makes a claim template.
+func (e *T) template(name string, requests []resourceapi.DeviceRequest, configs ...resourceapi.DeviceClaimConfiguration) {
+	e.Helper()
+	_, err := e.Client.ResourceV1().ResourceClaimTemplates(ns).Create(e.ctx, &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: requests, Config: configs},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(e, err)
+}
+
+// pod makes a privileged pod on a node (any, if empty) with a claim from each template, and does not wait for it.
+func (e *T) pod(name, node string, templates ...string) *corev1.Pod {
+	e.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			Containers: []corev1.Container{{
+				Name: "app", Image: lab.TestImage, ImagePullPolicy: corev1.PullIfNotPresent,
+				Command:         []string{"sleep", "1000000"},
+				SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+			}},
+		},
+	}
+	if node != "" {
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	}
+	for i, t := range templates {
+		claim := fmt.Sprintf("claim%d", i)
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
+			Name: claim, ResourceClaimTemplateName: ptr.To(t),
+		})
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim})
+	}
+	created, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	require.NoError(e, err)
+	return created
+}
+
+// running waits until the pods run.
+func (e *T) running(names ...string) {
+	e.Helper()
+	for _, name := range names {
+		e.eventually("pod "+name, func() string {
+			pod, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+			require.NoError(e, err)
+			if pod.Status.Phase != corev1.PodRunning {
+				return fmt.Sprintf("is %s, want Running; events: %s", pod.Status.Phase, strings.Join(e.events(name), " | "))
+			}
+			return ""
+		})
+	}
+}
+
+// events returns the messages of a pod's events.
+func (e *T) events(pod string) []string {
+	list, err := e.Client.CoreV1().Events(ns).List(e.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var messages []string
+	for _, event := range list.Items {
+		messages = append(messages, event.Reason+": "+event.Message)
+	}
+	return messages
+}
+
+// eventSays waits until an event of the pod contains all the words.
+func (e *T) eventSays(pod string, words ...string) {
+	e.Helper()
+	e.eventually("event of pod "+pod, func() string {
+		events := e.events(pod)
+	next:
+		for _, event := range events {
+			for _, w := range words {
+				if !strings.Contains(event, w) {
+					continue next
+				}
+			}
+			return ""
+		}
+		return fmt.Sprintf("none says %q: %s", words, strings.Join(events, " | "))
+	})
+}
+
+// deletePods deletes pods and waits until they and the claims made for them are gone.
+func (e *T) deletePods(names ...string) {
+	e.Helper()
+	for _, name := range names {
+		err := e.Client.CoreV1().Pods(ns).Delete(e.ctx, name, metav1.DeleteOptions{})
+		require.True(e, err == nil || apierrors.IsNotFound(err), "delete pod %s: %v", name, err)
+	}
+	for _, name := range names {
+		e.eventually("pod "+name, func() string {
+			_, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return ""
+			}
+			return "is not gone"
+		})
+	}
+}
+
+// podNode returns the node that the pod is on.
+func (e *T) podNode(name string) *lab.Node {
+	e.Helper()
+	pod, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+	require.NoError(e, err)
+	return e.Node(pod.Spec.NodeName)
+}
+
+// inPod runs a script in the pod's container and returns its output and whether it succeeded.
+func (e *T) inPod(pod, script string) (string, bool) {
+	e.Helper()
+	find := fmt.Sprintf(`ctr -n k8s.io containers ls -q labels."io.kubernetes.pod.name"==%s,labels."io.cri-containerd.kind"==container | head -1`, pod)
+	n := e.podNode(pod)
+	id, err := n.Run(e.ctx, find)
+	require.NoError(e, err)
+	require.NotEmpty(e, id, "container of pod %s", pod)
+	quoted := strings.ReplaceAll(script, `'`, `'\''`)
+	stdout, stderr, code, err := n.Exec(e.ctx, fmt.Sprintf(`ctr -n k8s.io tasks exec --exec-id e2e-$$ %s sh -c '%s'`, id, quoted))
+	require.NoError(e, err)
+	return strings.TrimSpace(stdout + stderr), code == 0
+}
+
+// mustInPod is inPod for a script that must succeed.
+func (e *T) mustInPod(pod, script string) string {
+	e.Helper()
+	out, ok := e.inPod(pod, script)
+	require.True(e, ok, "in pod %s: %s: %s", pod, script, out)
+	return out
+}
+
+// onNode runs a script on the node that must succeed.
+func (e *T) onNode(n *lab.Node, script string) string {
+	e.Helper()
+	out, err := n.Run(e.ctx, script)
+	require.NoError(e, err)
+	return out
+}
+
+// allocation is a row of the allocation table as cilium-dbg prints it.
+type allocation struct {
+	DeviceName     string
+	Manager        string
+	Pool           string
+	PodUID         string
+	ClaimUID       string
+	Config         map[string]any
+	Attachment     *struct{ IfName string }
+	PreparedDevice json.RawMessage
+	Error          string
+}
+
+// allocations returns the allocation table of a node's agent.
+func (e *T) allocations(n *lab.Node) []allocation {
+	e.Helper()
+	var rows []allocation
+	out, err := e.Dbg(e.ctx, n, "statedb", "networkdriver-dra-allocations")
+	require.NoError(e, err)
+	require.NoError(e, json.Unmarshal([]byte(out), &rows), out)
+	return rows
+}
+
+// noAllocations waits until the node's allocation table is empty.
+func (e *T) noAllocations(n *lab.Node) {
+	e.Helper()
+	e.eventually("allocation table of "+n.Name(), func() string {
+		if rows := e.allocations(n); len(rows) > 0 {
+			return fmt.Sprintf("not empty: %+v", rows)
+		}
+		return ""
+	})
+}
+
+// cleanUp deletes everything that tests make.
+func (e *T) cleanUp() {
+	e.Helper()
+	pods, err := e.Client.CoreV1().Pods(ns).List(e.ctx, metav1.ListOptions{})
+	require.NoError(e, err)
+	var names []string
+	for _, p := range pods.Items {
+		names = append(names, p.Name)
+	}
+	e.deletePods(names...)
+	all := metav1.ListOptions{}
+	require.NoError(e, e.Client.ResourceV1().ResourceClaimTemplates(ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	require.NoError(e, e.Client.ResourceV1().ResourceClaims(ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	require.NoError(e, e.Client.ResourceV1().DeviceClasses().DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	for _, n := range e.Nodes() {
+		e.noAllocations(n)
+	}
+	require.NoError(e, e.Dynamic.Resource(nodeConfigs).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	for _, n := range e.Nodes() {
+		e.eventually("slices of "+n.Name(), func() string {
+			if s := e.slices(n.Name()); len(s) > 0 {
+				return fmt.Sprintf("%d are left", len(s))
+			}
+			return ""
+		})
+	}
+}
+
+// dump shows what a failed test left, before it is cleaned up.
+func (e *T) dump() {
+	for _, n := range e.Nodes() {
+		if log, err := os.ReadFile(n.Log(deploy.Agent)); err == nil {
+			e.Logf("--- last lines of the agent's log on %s (%s)\n%s", n.Name(), n.Log(deploy.Agent), tail(string(log), 40))
+		}
+		out, _, _, _ := n.Exec(e.ctx, "ip -d -br link; ip link show "+lab.Uplink)
+		e.Logf("--- links of %s\n%s", n.Name(), out)
+	}
+}
+
+func tail(s string, lines int) string {
+	all := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
