@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -32,19 +33,28 @@ func newNetNS(t *testing.T) string {
 	testenv.Privileged(t)
 	path := filepath.Join(t.TempDir(), "netns")
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	done := make(chan error)
-	go func() {
-		// Not unlocked: the thread that has entered the new namespace ends with the goroutine.
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-		}
-		done <- err
-	}()
-	require.NoError(t, <-done)
+	require.NoError(t, mountNewNetNS(path))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
 	return path
+}
+
+// mountNewNetNS makes a network namespace that the path keeps alive, and leaves the thread where it was.
+func mountNewNetNS(path string) error {
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = before.Close() }()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	if backErr := netns.Set(before); backErr != nil {
+		return backErr // the thread stays locked, nothing else may run on it
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // eachKind runs the test with dummy links where the kernel has them, and with ifb links, which are as simple, where it

@@ -63,17 +63,7 @@ func newNS(tb testing.TB) *testNS {
 	testenv.Privileged(tb)
 	path := filepath.Join(tb.TempDir(), "netns")
 	require.NoError(tb, os.WriteFile(path, nil, 0o600))
-	done := make(chan error)
-	go func() {
-		// Not unlocked: the thread that has entered the new namespace ends with the goroutine.
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-		}
-		done <- err
-	}()
-	require.NoError(tb, <-done)
+	require.NoError(tb, mountNewNetNS(path))
 	ns := &testNS{tb: tb, path: path}
 	tb.Cleanup(func() { ns.die() })
 	handle, err := netns.GetFromPath(path)
@@ -82,6 +72,25 @@ func newNS(tb testing.TB) *testNS {
 	ns.Handle, err = netlink.NewHandleAt(handle, unix.NETLINK_ROUTE)
 	require.NoError(tb, err)
 	return ns
+}
+
+// mountNewNetNS makes a network namespace that the path keeps alive, and leaves the thread where it was.
+func mountNewNetNS(path string) error {
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = before.Close() }()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	if backErr := netns.Set(before); backErr != nil {
+		return backErr // the thread stays locked, nothing else may run on it
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // die lets go of the namespace. What a socket in it keeps alive is closed too.

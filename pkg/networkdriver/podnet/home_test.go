@@ -277,7 +277,7 @@ func TestReachableNamespaces(t *testing.T) {
 	require.NoError(t, unix.Mount(named.path, name, "", unix.MS_BIND, ""))
 	defer func() { _ = unix.Unmount(name, unix.MNT_DETACH) }()
 
-	skip := idOf("/proc/self/ns/net")
+	skip := idOf("/proc/thread-self/ns/net")
 	seen := map[namespaceID]int{}
 	before := openFDs(t)
 	for ns := range f.reachableNamespaces(f.ctx, skip) {

@@ -40,7 +40,7 @@ func labVFs(t *testing.T) (*fixture, []device) {
 	require.NoError(t, host.LinkSetUp(link), "VFs need their PF to be up")
 
 	f := &fixture{ctx: t.Context(), pod: newNS(t)}
-	f.host = &testNS{Handle: host, tb: t, path: "/proc/self/ns/net"}
+	f.host = &testNS{Handle: host, tb: t, path: "/proc/thread-self/ns/net"}
 	f.Mover = New(slog.New(slog.DiscardHandler), Config{})
 
 	var devs []device

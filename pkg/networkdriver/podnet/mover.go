@@ -72,7 +72,8 @@ type Mover struct {
 // New returns a Mover.
 func New(log *slog.Logger, cfg Config) *Mover {
 	if cfg.HostNetNS == "" {
-		cfg.HostNetNS = "/proc/self/ns/net"
+		// Not /proc/self, which is the main thread: that may be in a pod's namespace to open a socket there just now.
+		cfg.HostNetNS = "/proc/thread-self/ns/net"
 	}
 	if cfg.Sysfs == "" {
 		cfg.Sysfs = "/sys"
