@@ -35,7 +35,8 @@ func TestAPI(t *testing.T) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	config := server.RESTConfig()
+	config, err := server.RESTConfig()
+	require.NoError(t, err)
 
 	installer, err := apiextensionsclient.NewForConfig(config)
 	require.NoError(t, err)

@@ -63,7 +63,7 @@ func TestAPI(t *testing.T) {
 	c := connect(t, server)
 	require.Eventually(t, func() bool { return strings.Contains(c.logs.String(), "to be installed") }, testTimeout, 10*time.Millisecond)
 	requireNoEvent(t, c.watcher)
-	installer, err := apiextensionsclient.NewForConfig(server.RESTConfig())
+	installer, err := apiextensionsclient.NewForConfig(restConfig(t, server))
 	require.NoError(t, err)
 	require.NoError(t, crds.Install(t.Context(), installer))
 	require.Nil(t, nextEvent(t, c.watcher).Config, "the definition is there, the object is not")
@@ -148,9 +148,16 @@ func (w *StatusWriter) idle() bool {
 	return w.pending == nil && len(w.wake) == 0
 }
 
+func restConfig(t *testing.T, server *lab.ControlPlane) *rest.Config {
+	t.Helper()
+	config, err := server.RESTConfig()
+	require.NoError(t, err)
+	return config
+}
+
 func connect(t *testing.T, server *lab.ControlPlane) *cluster {
 	t.Helper()
-	admin, err := dynamic.NewForConfig(server.RESTConfig())
+	admin, err := dynamic.NewForConfig(restConfig(t, server))
 	require.NoError(t, err)
 	c := &cluster{
 		server:  server,
@@ -158,7 +165,7 @@ func connect(t *testing.T, server *lab.ControlPlane) *cluster {
 		writes:  &atomic.Int32{},
 		logs:    &syncBuffer{},
 	}
-	config := rest.CopyConfig(server.RESTConfig())
+	config := restConfig(t, server)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patches{next: next, count: c.writes} })
 	client, err := NewClient(config)
 	require.NoError(t, err)
