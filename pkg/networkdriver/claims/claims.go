@@ -12,6 +12,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -38,6 +39,9 @@ func refOfRow(row *tables.DRAAllocation) Ref {
 
 // String is the claim's namespace and name.
 func (r Ref) String() string { return r.Namespace + "/" + r.Name }
+
+// LogValue implements [slog.LogValuer].
+func (r Ref) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
 // StatusWriter makes prepared devices durable in the status of their claim.
 type StatusWriter interface {

@@ -316,6 +316,12 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		if err := w.device.Validate(w.config); err != nil {
 			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
 		}
+		if name := w.device.KernelIfName(); w.config.PodIfName == "" && name != "" {
+			if err := types.ValidatePodIfName(name); err != nil {
+				return permanentError{fmt.Errorf("request %q: device %s: parameters: podIfName is needed, since the interface's own name cannot be kept: %w",
+					w.request, w.name, err)}
+			}
+		}
 	}
 	return nil
 }

@@ -95,10 +95,13 @@ func TestPrepareRefuses(t *testing.T) {
 			err: `request "net": podIfName: "net1" would name two devices of this one request; use a request of its own for each device, each with its podIfName`, permanent: true},
 		{name: "podIfName that another device keeps", claim: newClaim("c", with("x", "kernel"), with("net", "a"), fromClaim(`{"podIfName":"ens1v0"}`, "net")),
 			err: `request "net": podIfName: "ens1v0" is also the interface name of request "x"`, permanent: true},
+		{name: "own name that every pod has", claim: newClaim("c", with("x", "b"), with("net", "first")),
+			err: `request "net": device first: parameters: podIfName is needed, since the interface's own name cannot be kept: "eth0" is taken in every pod`, permanent: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture(t, "a", "b", "dummy0")
+			f.addDevice(&fakeDevice{Name: "first", Kernel: "eth0"})
 			f.addDevice(&fakeDevice{Name: "kernel", Kernel: "ens1v0"})
 			_, err := f.Prepare(t.Context(), tt.claim)
 			want := "prepare claim default/c: " + tt.err
