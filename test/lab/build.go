@@ -49,7 +49,7 @@ type BuildOptions struct {
 
 // Artifacts is what Build made.
 type Artifacts struct {
-	Bin  []string // directories with kubectl and the programs of the control plane
+	Bin  string // directory with kubectl and the programs of the control plane
 	Node *NodeArtifacts
 }
 
@@ -91,23 +91,66 @@ func Build(ctx context.Context, opts BuildOptions) (*Artifacts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lab build: %w", err)
 	}
+	return b.artifacts(ctx)
+}
+
+func (b *builder) artifacts(ctx context.Context) (*Artifacts, error) {
 	arts := &Artifacts{}
-	if !opts.ControlPlaneOnly {
+	var err error
+	if !b.opts.ControlPlaneOnly {
 		// The packages come first: a machine that cannot have them should say so
 		// before it compiles for minutes.
 		if arts.Node, err = b.nodeArtifacts(ctx); err != nil {
 			return nil, fmt.Errorf("lab build: %w", err)
 		}
 	}
-	for _, c := range []component{b.kube(), etcdComponent} {
-		dir, err := b.build(ctx, c)
-		if err != nil {
-			return nil, fmt.Errorf("lab build: %w", err)
-		}
-		arts.Bin = append(arts.Bin, dir)
+	if arts.Bin, err = b.bin(ctx); err != nil {
+		return nil, fmt.Errorf("lab build: %w", err)
 	}
 	b.progress.step("built Kubernetes %s in %s", b.opts.Kubernetes, b.opts.Cache)
 	return arts, nil
+}
+
+// bin gathers the control plane's programs in one directory of links.
+func (b *builder) bin(ctx context.Context) (string, error) {
+	for _, c := range controlPlaneComponents(b) {
+		if _, err := b.build(ctx, c); err != nil {
+			return "", err
+		}
+	}
+	a, err := b.binArtifact()
+	if err != nil {
+		return "", err
+	}
+	return b.cache.Ensure(ctx, a, func(_ context.Context, dir string) error {
+		for _, from := range a.Inputs {
+			entries, err := os.ReadDir(from)
+			if err != nil {
+				return err
+			}
+			for _, e := range entries {
+				if err := os.Symlink(filepath.Join(from, e.Name()), filepath.Join(dir, e.Name())); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func controlPlaneComponents(b *builder) []component { return []component{b.kube(), etcdComponent} }
+
+// binArtifact has the directories of the components as inputs.
+func (b *builder) binArtifact() (cache.Artifact, error) {
+	bin := cache.Artifact{Name: "bin"}
+	for _, c := range controlPlaneComponents(b) {
+		a, err := b.artifact(c)
+		if err != nil {
+			return bin, err
+		}
+		bin.Inputs = append(bin.Inputs, b.cache.Path(a))
+	}
+	return bin, nil
 }
 
 // Built returns the control plane's artifacts if Build has made them for these
@@ -117,18 +160,14 @@ func Built(opts BuildOptions) (*Artifacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	arts := &Artifacts{}
-	for _, c := range []component{b.kube(), etcdComponent} {
-		a, err := b.artifact(c)
-		if err != nil {
-			return nil, err
-		}
-		if !b.cache.Has(a) {
-			return nil, ErrNotBuilt
-		}
-		arts.Bin = append(arts.Bin, b.cache.Path(a))
+	a, err := b.binArtifact()
+	if err != nil {
+		return nil, err
 	}
-	return arts, nil
+	if !b.cache.Has(a) {
+		return nil, ErrNotBuilt
+	}
+	return &Artifacts{Bin: b.cache.Path(a)}, nil
 }
 
 // moduleRoot returns the repository's directory, found from the working

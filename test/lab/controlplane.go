@@ -58,9 +58,9 @@ type ControlPlaneOptions struct {
 
 // controlPlaneNetwork is the place of a control plane that nodes can reach.
 type controlPlaneNetwork struct {
-	netns     string   // path of the network namespace
-	advertise string   // address for the nodes
-	addresses []string // all addresses that the serving certificate names; the first is the host's way in
+	spawner   *proc.Spawner // of the network namespace
+	advertise string        // address for the nodes
+	addresses []string      // all addresses that the serving certificate names; the first is the host's way in
 }
 
 // ControlPlane is a running etcd and API server, with scheduler and controller
@@ -72,6 +72,7 @@ type ControlPlane struct {
 	commands  []proc.Command
 	processes map[string]*proc.Process
 	spawner   *proc.Spawner
+	close     func()       // ends a spawner of its own
 	onChange  func() error // records the processes
 }
 
@@ -102,7 +103,7 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 		if err != nil {
 			return nil, err
 		}
-		bin = arts.Bin
+		bin = []string{arts.Bin}
 	}
 	cp := &ControlPlane{
 		dir:       dir,
@@ -125,9 +126,14 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 	if cp.commands, err = cp.commandLines(layout, bin, opts.Controllers); err != nil {
 		return nil, err
 	}
-	if cp.spawner, err = proc.NewSpawner(layout.netns, opts.Detach); err != nil {
+	if opts.network != nil {
+		cp.spawner = opts.network.spawner
+		return cp, nil
+	}
+	if cp.spawner, err = proc.NewSpawner("", opts.Detach); err != nil {
 		return nil, err
 	}
+	cp.close = cp.spawner.Close
 	return cp, nil
 }
 
@@ -143,16 +149,13 @@ func (cp *ControlPlane) record() *controlPlaneRecord {
 }
 
 // openControlPlane returns the control plane that another program started.
-func openControlPlane(r controlPlaneRecord, netns string) (*ControlPlane, error) {
+func openControlPlane(r controlPlaneRecord) (*ControlPlane, error) {
 	cp := &ControlPlane{dir: r.Dir, endpoint: r.Endpoint, commands: r.Commands, processes: r.Processes}
 	if cp.processes == nil {
 		cp.processes = map[string]*proc.Process{}
 	}
 	var err error
-	if cp.ca, err = pki.Load(cp.pkiDir()); err != nil {
-		return nil, err
-	}
-	cp.spawner, err = proc.NewSpawner(netns, true)
+	cp.ca, err = pki.Load(cp.pkiDir())
 	return cp, err
 }
 
@@ -237,9 +240,9 @@ func (cp *ControlPlane) Stop() error {
 			delete(cp.processes, name)
 		}
 	}
-	if cp.spawner != nil {
-		cp.spawner.Close()
-		cp.spawner = nil
+	if cp.close != nil {
+		cp.close()
+		cp.close = nil
 	}
 	return errors.Join(errs...)
 }

@@ -4,7 +4,6 @@
 package lab
 
 import (
-	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -14,13 +13,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/cilium/networkdriver/internal/testenv"
 )
 
-func TestControlPlane(t *testing.T) {
-	cp, err := StartControlPlane(t.Context(), ControlPlaneOptions{Dir: t.TempDir()})
-	if errors.Is(err, ErrNotBuilt) {
-		t.Skip(err)
-	}
+func TestAPIControlPlane(t *testing.T) {
+	cp, err := StartControlPlane(t.Context(), ControlPlaneOptions{Dir: t.TempDir(), Bin: []string{testenv.KubeBin(t)}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cp.Stop()) })
 

@@ -15,7 +15,7 @@ import (
 // WriteEnv writes shell commands that make kubectl use the cluster. They put a
 // directory with kubectl in front of the PATH.
 func (l *Lab) WriteEnv(w io.Writer) error {
-	kubectl, err := lookup(l.arts.Bin, "kubectl")
+	kubectl, err := lookup([]string{l.arts.Bin}, "kubectl")
 	if err != nil {
 		return err
 	}

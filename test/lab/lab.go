@@ -89,7 +89,7 @@ func stateDir(opts Options) (string, error) {
 // are ready. On failure nothing is left running; the logs stay in the state
 // directory, which the error names.
 func Up(ctx context.Context, opts Options) (*Lab, error) {
-	arts, err := Build(ctx, opts.BuildOptions)
+	b, err := newBuilder(opts.BuildOptions)
 	if err != nil {
 		return nil, err
 	}
@@ -97,10 +97,14 @@ func Up(ctx context.Context, opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{state: state, arts: arts, progress: newProgress(opts.Progress)}
-	if _, err := os.Stat(l.recordPath()); err == nil {
-		return nil, fmt.Errorf("a lab is up in %s, or was and is not cleaned up: stop it first", state)
+	if err := clearRemains(opts); err != nil {
+		return nil, err
 	}
+	arts, err := b.artifacts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{state: state, arts: arts, progress: b.progress}
 	if err := l.up(ctx, opts); err != nil {
 		return nil, errors.Join(fmt.Errorf("lab up: %w; logs are in %s", err, state), l.Down())
 	}
@@ -127,9 +131,9 @@ func (l *Lab) up(ctx context.Context, opts Options) error {
 	}
 	l.progress.step("starting the control plane")
 	l.cp, err = prepareControlPlane(ControlPlaneOptions{
-		Dir: filepath.Join(l.state, "control-plane"), Bin: l.arts.Bin, Controllers: true, Detach: opts.Detach,
+		Dir: filepath.Join(l.state, "control-plane"), Bin: []string{l.arts.Bin}, Controllers: true, Detach: opts.Detach,
 		network: &controlPlaneNetwork{
-			netns: l.network.path(), advertise: managementAddress, addresses: []string{l.network.Address},
+			spawner: l.spawner, advertise: managementAddress, addresses: []string{l.network.Address},
 		},
 	})
 	if err != nil {
@@ -153,6 +157,24 @@ func (l *Lab) up(ctx context.Context, opts Options) error {
 	return errors.Join(errs...)
 }
 
+// clearRemains cleans up after a lab whose program crashed. One that is up is
+// an error.
+func clearRemains(opts Options) error {
+	old, err := load(opts)
+	if errors.Is(err, ErrNotUp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, n := range old.nodes {
+		if n.process != nil && n.process.Alive() {
+			return fmt.Errorf("a lab is up in %s: stop it first", old.state)
+		}
+	}
+	return old.Down()
+}
+
 // clearState empties a state directory, but for what is not the lab's.
 func clearState(dir string) error {
 	for _, d := range []string{"control-plane", "nodes", "share", "bin"} {
@@ -169,6 +191,22 @@ var ErrNotUp = errors.New("no lab is up")
 // Open returns the lab that another program left up in the state directory of
 // the options.
 func Open(opts Options) (*Lab, error) {
+	l, err := load(opts)
+	if err != nil {
+		return nil, err
+	}
+	// What this program starts in it outlives the program, as the lab does.
+	if l.spawner, err = proc.NewSpawner(l.network.path(), true); err != nil {
+		return nil, err
+	}
+	if l.cp != nil {
+		l.cp.spawner = l.spawner
+	}
+	return l, nil
+}
+
+// load reads a lab's record, for what needs to start nothing.
+func load(opts Options) (*Lab, error) {
 	state, err := stateDir(opts)
 	if err != nil {
 		return nil, err
@@ -192,14 +230,10 @@ func Open(opts Options) (*Lab, error) {
 		l.nodes = append(l.nodes, node)
 	}
 	if r.ControlPlane != nil {
-		if l.cp, err = openControlPlane(*r.ControlPlane, l.network.path()); err != nil {
+		if l.cp, err = openControlPlane(*r.ControlPlane); err != nil {
 			return nil, err
 		}
 		l.cp.onChange = l.save
-	}
-	// What this program starts in it outlives the program, as the lab does.
-	if l.spawner, err = proc.NewSpawner(l.network.path(), true); err != nil {
-		return nil, err
 	}
 	return l, nil
 }

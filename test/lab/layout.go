@@ -16,7 +16,6 @@ import (
 
 // layout is the addresses and ports that a control plane uses.
 type layout struct {
-	netns                       string
 	host                        string // address that this program connects to
 	bind, advertise             string
 	hosts                       []string
@@ -28,7 +27,7 @@ type layout struct {
 func newLayout(network *controlPlaneNetwork) (layout, error) {
 	if network != nil {
 		return layout{
-			netns: network.netns, host: network.addresses[0], bind: "0.0.0.0", advertise: network.advertise,
+			host: network.addresses[0], bind: "0.0.0.0", advertise: network.advertise,
 			hosts:   append([]string{network.advertise}, network.addresses...),
 			apiPort: 6443, etcdPort: 2379, peerPort: 2380, schedulerPort: 10259, managerPort: 10257,
 			reconciler: "lease",

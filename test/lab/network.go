@@ -47,6 +47,11 @@ func createNetwork(state string) (network, error) {
 		Namespace: fmt.Sprintf("ndlab-%08x", id),
 		HostLink:  fmt.Sprintf("ndlab%08x", id),
 	}
+	// No lab is up in the directory: what has these names is the rest of one
+	// that crashed.
+	if err := n.delete(); err != nil {
+		return n, err
+	}
 	if err := netns.Create(n.Namespace); err != nil {
 		return n, err
 	}

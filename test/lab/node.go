@@ -356,7 +356,7 @@ func (n *Node) config() guest.Config {
 			"ptp.conflist":       "/etc/cni/net.d/10-ptp.conflist",
 		},
 		Daemons: []guest.Daemon{
-			{Name: Containerd, Args: []string{"containerd"}, Ready: "ctr version"},
+			{Name: Containerd, Args: []string{"containerd"}, Socket: "/run/containerd/containerd.sock"},
 			{Name: Kubelet, Args: []string{
 				"kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
 				"--hostname-override=" + n.Name(), "--node-ip=" + n.Address(), "--v=2",
@@ -372,6 +372,7 @@ authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 resolvConf: ""
+clusterDNS: [10.96.0.10]
 failSwapOn: false
 registerWithTaints: []
 `

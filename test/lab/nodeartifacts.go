@@ -40,13 +40,12 @@ var nodePackages = []string{
 // nodeModules are the kernel modules that a node loads at boot. Others that
 // are in its file system are loaded on demand.
 var nodeModules = []string{
-	"8021q", "9p", "9pnet_virtio", "bonding", "bridge", "br_netfilter", "dummy", "igb", "igbvf", "ipvlan", "macvlan",
-	"nf_tables", "overlay", "tun", "veth", "vfio-pci", "virtio_net", "vrf", "vxlan",
+	"9p", "9pnet_virtio", "dummy", "igb", "igbvf", "nf_tables", "overlay", "veth", "vfio-pci", "virtio_net", "virtio_rng",
 }
 
 // extraModules are for iptables and for tests.
 var extraModules = []string{
-	"af_packet_diag", "nft_compat", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nf_nat",
+	"8021q", "af_packet_diag", "bonding", "bridge", "br_netfilter", "ipvlan", "macvlan", "tun", "vrf", "vxlan", "nft_compat", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nf_nat",
 	"nf_conntrack", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_MASQUERADE", "xt_nat", "xt_tcpudp", "xt_multiport",
 	"iptable_nat", "iptable_filter", "team", "ifb", "sch_ingress", "cls_bpf", "act_mirred", "vfio_iommu_type1", "xfrm_user", "nlmon",
 }
@@ -320,7 +319,7 @@ func addModules(ctx context.Context, root, kernel, busybox string) error {
 func addSettings(root string) error {
 	files := map[string]string{
 		guest.ModulesFile:          strings.Join(nodeModules, "\n") + "\n",
-		"/etc/modprobe.d/lab.conf": "# No dummy links but those that are asked for.\noptions dummy numdummies=0\n",
+		"/etc/modprobe.d/lab.conf": "# No links but those that are asked for.\noptions dummy numdummies=0\noptions bonding max_bonds=0\n",
 		"/etc/passwd":              "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
 		"/etc/group":               "root:x:0:\nnogroup:x:65534:\n",
 		"/etc/hosts":               "127.0.0.1 localhost\n",

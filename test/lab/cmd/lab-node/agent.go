@@ -43,6 +43,7 @@ func agent() error {
 		health:  guest.Health{BootID: strings.TrimSpace(string(bootID))},
 		daemons: newDaemons(filepath.Join(guest.ConfigDir, "log")),
 	}
+	go nameVFs()
 	go s.boot(cfg)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", s.getHealth)
@@ -63,24 +64,23 @@ type server struct {
 	health guest.Health
 }
 
-// boot starts the configured daemons, and imports the images in between: once
-// the first daemon, containerd, is ready.
+// boot starts the configured daemons. The images are imported at the same
+// time as those after the first one start: that is containerd.
 func (s *server) boot(cfg *guest.Config) {
+	imported := make(chan error, 1)
 	err := func() error {
 		for i, d := range cfg.Daemons {
 			if _, err := s.daemons.start(d); err != nil {
 				return err
 			}
-			if err := untilReady(d); err != nil {
+			if err := untilListening(d); err != nil {
 				return err
 			}
 			if i == 0 {
-				if err := importImages(); err != nil {
-					return err
-				}
+				go func() { imported <- importImages() }()
 			}
 		}
-		return nil
+		return <-imported
 	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,21 +91,22 @@ func (s *server) boot(cfg *guest.Config) {
 	}
 }
 
-func untilReady(d guest.Daemon) error {
-	if d.Ready == "" {
+// listenTimeout is how long a daemon may take to listen on its socket.
+const listenTimeout = 2 * time.Minute
+
+func untilListening(d guest.Daemon) error {
+	if d.Socket == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	for {
-		out, err := shell(ctx, d.Ready, nil).CombinedOutput()
+	for end := time.Now().Add(listenTimeout); ; time.Sleep(20 * time.Millisecond) {
+		// A socket that an earlier process left behind refuses.
+		conn, err := net.Dial("unix", d.Socket)
 		if err == nil {
-			return nil
+			return conn.Close()
 		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%s is not ready: %w: %s", d.Name, err, out)
+		if time.Now().After(end) {
+			return fmt.Errorf("%s does not listen on its socket: %w", d.Name, err)
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
 }
 

@@ -152,7 +152,7 @@ func (s *server) startDaemon(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	if err := untilReady(d.spec); err != nil {
+	if err := untilListening(d.spec); err != nil {
 		fail(w, err)
 	}
 }

@@ -48,7 +48,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&opts.Cache, "cache", "", "directory of what is built (default $"+lab.CacheEnv+", or .cache/lab in the repository)")
 	flags.StringVar(&opts.Kubernetes, "kubernetes", "", "Kubernetes version, such as 1.34.4 (default $"+lab.KubernetesEnv+", or "+lab.DefaultKubernetes+")")
 	root.AddCommand(
-		buildCommand(&opts), upCommand(&opts), downCommand(&opts), execCommand(&opts),
+		buildCommand(&opts), binDirCommand(&opts), upCommand(&opts), downCommand(&opts), execCommand(&opts),
 		envCommand(&opts), logsCommand(&opts), statusCommand(&opts),
 	)
 	return root
@@ -84,6 +84,22 @@ func upCommand(opts *lab.Options) *cobra.Command {
 	}
 	cmd.Flags().IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
 	return cmd
+}
+
+func binDirCommand(opts *lab.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "bin-dir",
+		Short: "Print the directory with the built programs of the control plane",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			arts, err := lab.Built(opts.BuildOptions)
+			if err != nil {
+				return err
+			}
+			fmt.Println(arts.Bin)
+			return nil
+		},
+	}
 }
 
 func downCommand(opts *lab.Options) *cobra.Command {

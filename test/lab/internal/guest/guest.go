@@ -55,9 +55,9 @@ type Daemon struct {
 	Name string
 	Args []string
 	Env  []string
-	// Ready is a shell command; the daemon counts as started once it succeeds.
-	// Empty means at once.
-	Ready string
+	// Socket is a Unix socket: the daemon counts as started once it listens
+	// there. Empty means at once.
+	Socket string
 }
 
 // Process is the state of a daemon.
