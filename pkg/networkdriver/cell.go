@@ -13,6 +13,7 @@ package networkdriver
 import (
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -24,6 +25,9 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
+
+// repairInterval is how often links that came home without their name, because it was taken, are looked at again.
+const repairInterval = 10 * time.Second
 
 // Cell is the network driver. What it needs from the application around it is listed in [Params].
 var Cell = cell.Module(
@@ -72,6 +76,7 @@ func register(p Params) error {
 		job.OneShot("node-config-watcher", d.configs.Run),
 		job.OneShot("node-config-status", d.statuses.Run),
 		job.OneShot("driver", d.run),
+		job.Timer("link-names", d.mover.Repair, repairInterval),
 	)
 	return nil
 }

@@ -42,6 +42,7 @@ type driver struct {
 	Params
 	bootID       string
 	inventory    *inventory.Inventory
+	mover        *podnet.Mover
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
 	configs      *nodeconfig.Watcher
@@ -96,6 +97,7 @@ func newDriver(p Params) (*driver, error) {
 		draMetrics:   draMetrics,
 		bootID:       strings.TrimSpace(string(bootID)),
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
+		mover:        mover,
 		hooks:        hooks,
 		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
 		configs:      nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),

@@ -24,7 +24,7 @@ type namespaces struct {
 // hostNamespaces takes the namespace of the process for the host's. It is asked for once, since a thread may be in a
 // pod's namespace later on.
 func hostNamespaces() (namespaces, error) {
-	host, err := os.Stat("/proc/self/ns/net")
+	host, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return namespaces{}, fmt.Errorf("look up the host's network namespace: %w", err)
 	}
