@@ -249,9 +249,8 @@ func (n *Node) reboot(ctx context.Context, q url.Values) error {
 	if err != nil {
 		return err
 	}
-	if err := n.agent.call(ctx, http.MethodPost, "/reboot", q, nil, nil); err != nil && !errors.Is(err, io.EOF) {
-		// The answer may be lost with the network: whether it reboots shows next.
-		n.lab.progress.step("%s: reboot asked for: %v", n.Name(), err)
+	if err := n.agent.call(ctx, http.MethodPost, "/reboot", q, nil, nil); err != nil {
+		return err
 	}
 	n.agent.http.CloseIdleConnections()
 	return n.WaitBooted(ctx, before)

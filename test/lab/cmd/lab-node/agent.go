@@ -242,16 +242,21 @@ func (s *server) putFile(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// answerTime is what the answer to a reboot request gets to leave the node.
+const answerTime = 50 * time.Millisecond
+
 // reboot restarts the machine: cleanly after writing out its files, or at once
 // as if its power were cut.
 func (s *server) reboot(w http.ResponseWriter, r *http.Request) {
+	hard := r.URL.Query().Get("hard") != ""
 	w.WriteHeader(http.StatusAccepted)
-	w.(http.Flusher).Flush()
-	if r.URL.Query().Get("hard") == "" {
-		s.daemons.stopAll()
-		unix.Sync()
-	}
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	time.AfterFunc(answerTime, func() {
+		if !hard {
+			s.daemons.stopAll()
+			unix.Sync()
+		}
+		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	})
 }
 
 func fail(w http.ResponseWriter, err error) {
