@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/cilium/networkdriver/pkg/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
@@ -54,6 +55,7 @@ type Params struct {
 	Clientset  kubernetes.Interface
 	RESTConfig *rest.Config
 	Metrics    prometheus.Registerer
+	Health     *health.Checks
 
 	Devices     statedb.RWTable[*tables.DRADevice]
 	Allocations statedb.RWTable[*tables.DRAAllocation]

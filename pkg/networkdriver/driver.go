@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -35,6 +36,9 @@ const minKubernetes = "1.34"
 // reportInterval is how long changes are collected before the node config's status is made anew.
 const reportInterval = 250 * time.Millisecond
 
+// hangLimit is how long work for the runtime may take until the agent counts as hung.
+const hangLimit = time.Minute
+
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
 // driver follows the node config and opens the rooms in their order.
@@ -51,6 +55,9 @@ type driver struct {
 	draMetrics   *dra.Metrics
 	// restored completes the allocation table's initializer.
 	restored func()
+
+	// notReady is why the driver does not serve at the moment, for the readiness check.
+	notReady atomic.Pointer[problem]
 
 	// What follows is used by the goroutine of run only.
 
@@ -91,7 +98,7 @@ func newDriver(p Params) (*driver, error) {
 	restored := p.Allocations.RegisterInitializer(txn, "restore")
 	txn.Commit()
 
-	return &driver{
+	d := &driver{
 		Params:       p,
 		claimMetrics: claimMetrics,
 		draMetrics:   draMetrics,
@@ -107,7 +114,27 @@ func newDriver(p Params) (*driver, error) {
 			restored(txn)
 			txn.Commit()
 		},
-	}, nil
+	}
+	d.notReady.Store(&problem{reasonStarting, "waiting for the Kubernetes API"})
+	p.Health.AddReadiness("network-driver", d.ready)
+	p.Health.AddLiveness("network-driver", d.alive)
+	return d, nil
+}
+
+// ready is the readiness check.
+func (d *driver) ready() error {
+	if p := d.notReady.Load(); p != nil {
+		return fmt.Errorf("%s: %s", p.reason, p.message)
+	}
+	return nil
+}
+
+// alive is the liveness check: work for the runtime that hangs in the kernel is cured by a restart only.
+func (d *driver) alive() error {
+	if work := d.hooks.Stuck(hangLimit); work != "" {
+		return fmt.Errorf("%s has been going on for more than %s", work, hangLimit)
+	}
+	return nil
 }
 
 // run is the driver's life. The first valid node config starts a session that lasts until the agent stops; later ones
@@ -119,7 +146,6 @@ func (d *driver) run(ctx context.Context, health cell.Health) error {
 	if err != nil {
 		return err
 	}
-	health.OK("Waiting for the node config")
 	defer func() {
 		if d.session != nil {
 			d.session.stop()
@@ -154,7 +180,10 @@ func (d *driver) run(ctx context.Context, health cell.Health) error {
 // the agent goes on.
 func (d *driver) checkKubernetes(ctx context.Context) *problem {
 	found, err := client.WaitForVersion(ctx, d.Clientset.Discovery(), minKubernetes, d.Logger)
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		d.Logger.Error("The network driver stays off", "error", err)
 		return &problem{reasonKubernetesVersion, err.Error()}
 	}
@@ -231,10 +260,17 @@ func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.He
 	if d.restart != nil {
 		v.degraded = append(v.degraded, *d.restart)
 	}
-	if len(v.notReady) > 0 {
+	switch {
+	case len(v.notReady) > 0:
 		health.Degraded(v.notReady[0].reason, errors.New(v.notReady[0].message))
-	} else if d.config != nil {
+		d.notReady.Store(&v.notReady[0])
+	case d.session == nil:
+		// A node without configuration has nothing to serve, which is no failure of the agent.
+		health.OK("Waiting for a CiliumNetworkDriverNodeConfig named " + d.Config.NodeName)
+		d.notReady.Store(nil)
+	default:
 		health.OK("Serving")
+		d.notReady.Store(nil)
 	}
 	if d.config == nil {
 		return

@@ -20,6 +20,7 @@ import (
 // Reasons of the conditions Ready and Degraded.
 const (
 	reasonServing            = "Serving"
+	reasonStarting           = "Starting"
 	reasonInvalidConfig      = "InvalidConfig"
 	reasonKubernetesVersion  = "UnsupportedKubernetes"
 	reasonRestoring          = "Restoring"

@@ -95,7 +95,7 @@ func Install(ctx context.Context, l *lab.Lab) (*Cluster, error) {
 
 // buildPrograms builds the product as a release would, into the directory that all nodes see.
 func buildPrograms(ctx context.Context, dir string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+string(filepath.Separator),
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir+string(filepath.Separator),
 		"github.com/cilium/networkdriver/cmd/"+Agent, "github.com/cilium/networkdriver/cmd/"+dbg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -145,6 +145,16 @@ func (c *Cluster) StartAgent(ctx context.Context, n *lab.Node, flags ...string) 
 		"--k8s-kubeconfig-path=" + kubeconfigPath, "--prometheus-serve-addr=127.0.0.1:9962",
 	}, flags...)
 	return n.Start(ctx, Agent, args...)
+}
+
+// RestartAgent starts the agent on a node after stopping one that runs there.
+func (c *Cluster) RestartAgent(ctx context.Context, n *lab.Node, flags ...string) error {
+	if state, err := n.Process(ctx, Agent); err == nil && state.Running {
+		if _, err := n.Stop(ctx, Agent); err != nil {
+			return fmt.Errorf("stop the agent on %s: %w", n.Name(), err)
+		}
+	}
+	return c.StartAgent(ctx, n, flags...)
 }
 
 // Dbg runs cilium-dbg on a node and returns what it prints.

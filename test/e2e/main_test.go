@@ -8,6 +8,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,11 +23,12 @@ import (
 // upTimeout bounds the start of the cluster when everything is built.
 const upTimeout = 10 * time.Minute
 
-// keepEnv leaves the cluster up after the tests, to look at it.
-const keepEnv = "NETWORKDRIVER_E2E_KEEP"
-
-// stateDir is where the cluster's data and logs are, below the repository.
-const stateDir = "../../_out/e2e"
+const (
+	// keepEnv leaves the cluster up after the tests, to look at it or to run tests in it again.
+	keepEnv = "NETWORKDRIVER_E2E_KEEP"
+	// stateEnv names the directory of the cluster's data and logs, if it is not _out/e2e in the repository.
+	stateEnv = "NETWORKDRIVER_E2E_STATE"
+)
 
 // cluster is the one cluster of all tests; nil where there is no lab.
 var cluster *deploy.Cluster
@@ -40,12 +42,7 @@ func run(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), upTimeout)
 	defer cancel()
-	l, err := lab.Up(ctx, lab.Options{
-		BuildOptions: lab.BuildOptions{Progress: os.Stdout},
-		Nodes:        2,
-		State:        filepath.FromSlash(stateDir),
-		Detach:       os.Getenv(keepEnv) != "",
-	})
+	l, err := up(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "start the lab:", err)
 		return 1
@@ -62,10 +59,29 @@ func run(m *testing.M) int {
 		return 1
 	}
 	for _, n := range l.Nodes() {
-		if err := cluster.StartAgent(ctx, n); err != nil {
+		if err := cluster.RestartAgent(ctx, n); err != nil {
 			fmt.Fprintln(os.Stderr, "start the agent:", err)
 			return 1
 		}
 	}
 	return m.Run()
+}
+
+// up starts the cluster, or takes the one that an earlier run kept.
+func up(ctx context.Context) (*lab.Lab, error) {
+	state := os.Getenv(stateEnv)
+	if state == "" {
+		state = filepath.FromSlash("../../_out/e2e")
+	}
+	opts := lab.Options{
+		BuildOptions: lab.BuildOptions{Progress: os.Stdout},
+		Nodes:        2,
+		State:        state,
+		Detach:       os.Getenv(keepEnv) != "",
+	}
+	l, err := lab.Open(opts)
+	if errors.Is(err, lab.ErrNotUp) {
+		return lab.Up(ctx, opts)
+	}
+	return l, err
 }
