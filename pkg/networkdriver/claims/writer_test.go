@@ -541,3 +541,19 @@ func TestWriterStops(t *testing.T) {
 	stop()
 	f.writer.Withdraw(RefOf(claim)) // late calls are harmless
 }
+
+// Between a Prepare's write of the status and its rows the writer may look at the claim, also because of a withdrawal
+// from before; it must not take the status for an orphan.
+func TestWriterLeavesWhatPrepareIsAboutToInsert(t *testing.T) {
+	claim := newClaim("c", with("net", "a"))
+	f := newWriterFixture(t, newFakeAPI(claim), "a")
+	row := &tables.DRAAllocation{DeviceName: "a", Pool: "pool", ClaimNamespace: "default", ClaimName: "c", ClaimUID: claim.UID,
+		PreparedDevice: &fakeDevice{host: f.host, Name: "a", Found: true}}
+	f.writer.Withdraw(RefOf(claim))
+	require.NoError(t, f.writer.Apply(t.Context(), RefOf(claim), []*tables.DRAAllocation{row}))
+	require.NoError(t, f.writer.reconcile(t.Context(), RefOf(claim)))
+	require.Len(t, f.api.devices("c"), 1)
+	f.writer.Withdraw(RefOf(claim))
+	require.NoError(t, f.writer.reconcile(t.Context(), RefOf(claim)))
+	require.Empty(t, f.api.devices("c"))
+}
