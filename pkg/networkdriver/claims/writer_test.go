@@ -4,9 +4,7 @@
 package claims
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,128 +17,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubetypes "k8s.io/apimachinery/pkg/types"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
-
-var claimsResource = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
-
-// fakeAPI is an API server that holds claims and counts what is written to them. Another driver's entries are not its
-// strong point; for those see the test with a real one.
-type fakeAPI struct {
-	mu     sync.Mutex // guards the fields below
-	claims map[string]*resourceapi.ResourceClaim
-	writes int
-	reads  int
-	fail   func(call, name string) error
-	block  chan struct{}
-}
-
-func newFakeAPI(claims ...*resourceapi.ResourceClaim) *fakeAPI {
-	a := &fakeAPI{claims: map[string]*resourceapi.ResourceClaim{}}
-	for _, c := range claims {
-		a.claims[c.Namespace+"/"+c.Name] = c
-	}
-	return a
-}
-
-func (a *fakeAPI) GetClaim(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reads++
-	if a.fail != nil {
-		if err := a.fail("get", name); err != nil {
-			return nil, err
-		}
-	}
-	claim := a.claims[namespace+"/"+name]
-	if claim == nil {
-		return nil, apierrors.NewNotFound(claimsResource, name)
-	}
-	return claim.DeepCopy(), nil
-}
-
-func (a *fakeAPI) ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, manager string) error {
-	a.mu.Lock()
-	block := a.block
-	a.mu.Unlock()
-	if block != nil {
-		select {
-		case <-block:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.writes++
-	if a.fail != nil {
-		if err := a.fail("apply", *config.Name); err != nil {
-			return err
-		}
-	}
-	claim := a.claims[*config.Namespace+"/"+*config.Name]
-	switch {
-	case manager != testDriver:
-		return fmt.Errorf("field manager %q", manager)
-	case claim == nil:
-		return apierrors.NewNotFound(claimsResource, *config.Name)
-	case claim.UID != *config.UID:
-		return apierrors.NewConflict(claimsResource, *config.Name, errors.New("uid mismatch"))
-	}
-	var applied resourceapi.ResourceClaim
-	raw, err := json.Marshal(config)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(raw, &applied); err != nil {
-		return err
-	}
-	claim.Status.Devices = applied.Status.Devices
-	return nil
-}
-
-func (a *fakeAPI) setFail(fail func(call, name string) error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.fail = fail
-}
-
-func (a *fakeAPI) counts() (reads, writes int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.reads, a.writes
-}
-
-func (a *fakeAPI) devices(claim string) []resourceapi.AllocatedDeviceStatus {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.claims["default/"+claim].DeepCopy().Status.Devices
-}
-
-// logBuffer gathers a log; it may be written and read at the same time.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) count(s string) int { return strings.Count(b.String(), s) }
 
 // writerFixture is a fixture whose status writer is a real one before a fake API server.
 type writerFixture struct {
