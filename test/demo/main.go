@@ -47,7 +47,7 @@ func run(ctx context.Context, nodes int) error {
 	if err != nil {
 		return err
 	}
-	c, err := deploy.Install(ctx, l)
+	c, err := deploy.Install(ctx, l, "bin")
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func run(m *testing.M) int {
 			}
 		}()
 	}
-	if cluster, err = deploy.Install(ctx, l); err != nil {
+	if cluster, err = deploy.Install(ctx, l, filepath.FromSlash("../../bin")); err != nil {
 		fmt.Fprintln(os.Stderr, "install the driver:", err)
 		return 1
 	}
