@@ -57,6 +57,8 @@ var (
 	}
 )
 
+const kubeletPackage = "k8s.io/kubernetes/cmd/kubelet"
+
 // kube returns the Kubernetes programs of the wanted version.
 func (b *builder) kube() component {
 	v := b.opts.Kubernetes
@@ -68,11 +70,11 @@ func (b *builder) kube() component {
 	const pkg = "k8s.io/component-base/version"
 	c := component{
 		name:     "kube",
-		packages: []string{"."},
+		packages: []string{".", kubeletPackage},
 		ldflags:  fmt.Sprintf("-X %s.gitVersion=v%s -X %s.gitMajor=1 -X %s.gitMinor=%s", pkg, v, pkg, pkg, minor),
 		links:    map[string]string{},
 	}
-	for _, name := range []string{APIServer, ControllerManager, Scheduler, "kubelet", "kubectl"} {
+	for _, name := range []string{APIServer, ControllerManager, Scheduler, "kubectl"} {
 		c.links[name] = "kube"
 	}
 	if v != DefaultKubernetes {
@@ -174,7 +176,7 @@ func (b *builder) otherKubernetes(ctx context.Context, c component, dir string) 
 // k8s.io/kubernetes of that version.
 func kubeModule(version string, upstream []byte) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "module kube\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v%s\n\nreplace (\n", version)
+	fmt.Fprintf(&s, "module kube\n\ngo 1.26.0\n\ntool %s\n\nrequire k8s.io/kubernetes v%s\n\nreplace (\n", kubeletPackage, version)
 	for _, m := range stagingReplace.FindAllSubmatch(upstream, -1) {
 		fmt.Fprintf(&s, "\t%s => %s v0.%s\n", m[1], m[1], strings.TrimPrefix(version, "1."))
 	}

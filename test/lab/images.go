@@ -15,7 +15,7 @@ import (
 
 const (
 	// TestImage is a container image that every node has: a shell with busybox's
-	// programs, ip, ping, arping, ethtool and tcpdump.
+	// programs, and iproute2's ip, arping and ethtool.
 	TestImage = "networkdriver.test/busybox:1"
 
 	pauseImage = "registry.k8s.io/pause:3.10"
@@ -24,13 +24,13 @@ const (
 // testPrograms of the node's packages come before busybox's in the test image:
 // its ip knows no details of links.
 var testPrograms = []string{
-	"usr/bin/dash", "usr/bin/ip", "usr/bin/ping", "usr/bin/arping", "usr/sbin/ethtool", "usr/bin/tcpdump",
+	"usr/bin/dash", "usr/bin/ip", "usr/bin/arping", "usr/sbin/ethtool",
 }
 
 var busyboxApplets = []string{
 	"awk", "basename", "cat", "chmod", "cp", "cut", "date", "dd", "df", "dirname", "du", "echo", "env", "expr", "false", "find",
 	"free", "grep", "head", "hexdump", "hostname", "httpd", "id", "kill", "ln", "ls", "md5sum", "mkdir", "mknod", "mount", "mv",
-	"nc", "netstat", "nproc", "od", "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sleep", "sort", "stat",
+	"nc", "netstat", "nproc", "od", "ping", "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sleep", "sort", "stat",
 	"tail", "tee", "test", "timeout", "top", "touch", "tr", "true", "umount", "uname", "uniq", "uptime", "vi", "wc", "wget",
 	"which", "xargs", "yes",
 }

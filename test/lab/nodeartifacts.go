@@ -257,12 +257,16 @@ func trim(root string) error {
 }
 
 func addPrograms(ctx context.Context, root string, programs map[string]string) error {
-	for from, to := range map[string]string{"kube": "usr/local/bin", "containerd": "usr/local/bin", "cni": "opt/cni/bin"} {
+	for from, to := range map[string]string{
+		filepath.Join(programs["kube"], "kubelet"): "usr/local/bin",
+		programs["containerd"] + "/.":              "usr/local/bin",
+		programs["cni"] + "/.":                     "opt/cni/bin",
+	} {
 		to := filepath.Join(root, to)
 		if err := os.MkdirAll(to, 0o755); err != nil {
 			return err
 		}
-		if err := run(ctx, root, nil, "cp", "--archive", programs[from]+"/.", to); err != nil {
+		if err := run(ctx, root, nil, "cp", "--archive", from, to); err != nil {
 			return err
 		}
 	}

@@ -98,7 +98,7 @@ func untilListening(d guest.Daemon) error {
 	if d.Socket == "" {
 		return nil
 	}
-	for end := time.Now().Add(listenTimeout); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(listenTimeout); ; time.Sleep(50 * time.Millisecond) {
 		// A socket that an earlier process left behind refuses.
 		conn, err := net.Dial("unix", d.Socket)
 		if err == nil {

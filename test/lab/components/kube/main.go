@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Command kube is one binary with the Kubernetes programs that the lab runs.
-// It acts as the program whose name it was called by, or whose name is its
-// first argument. One binary links once and is stored once, where five would
-// each carry their own copy of the same libraries.
+// Command kube is one binary with the Kubernetes programs that the lab runs on
+// this machine. It acts as the program whose name it was called by, or whose
+// name is its first argument. One binary links once and is stored once, where
+// four would each carry their own copy of the same libraries. The kubelet is
+// not among them: it runs in emulated nodes, where initializing the packages
+// that only the others need would double the time that it takes to start.
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,7 +27,6 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 // servers maps a program's name to the constructor of its command. Only the
@@ -36,7 +36,6 @@ var servers = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
 
 func main() {
@@ -53,7 +52,7 @@ func main() {
 	}
 	newCommand, ok := servers[name]
 	if !ok {
-		fmt.Fprintf(os.Stderr, "kube: unknown program %q: want kube-apiserver, kube-controller-manager, kube-scheduler, kubelet or kubectl\n", name)
+		fmt.Fprintf(os.Stderr, "kube: unknown program %q: want kube-apiserver, kube-controller-manager, kube-scheduler or kubectl\n", name)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(newCommand()))
