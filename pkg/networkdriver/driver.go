@@ -132,7 +132,7 @@ func (d *driver) ready() error {
 // alive is the liveness check: work for the runtime that hangs in the kernel is cured by a restart only.
 func (d *driver) alive() error {
 	if work := d.hooks.Stuck(hangLimit); work != "" {
-		return fmt.Errorf("%s has been going on for more than %s", work, hangLimit)
+		return errors.New(work)
 	}
 	return nil
 }
