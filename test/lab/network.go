@@ -178,14 +178,16 @@ func (n network) addTap(name, bridge string) error {
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", bridge, err)
 	}
-	// The tap's driver puts it into the namespace of the thread that opens it.
-	err = netns.Do(n.path(), func() error {
-		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: linkAttrs(name), Mode: netlink.TUNTAP_MODE_TAP})
-	})
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("tap %s: %w", name, err)
-	}
 	tap, err := inside.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		// The tap's driver puts it into the namespace of the thread that opens it.
+		err = netns.Do(n.path(), func() error {
+			return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: linkAttrs(name), Mode: netlink.TUNTAP_MODE_TAP})
+		})
+		if err == nil {
+			tap, err = inside.LinkByName(name)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("tap %s: %w", name, err)
 	}
