@@ -200,8 +200,10 @@ func (d *Driver) attempt(ctx context.Context) (*server, error) {
 
 // publish runs the publisher. It ends with the context only, which is no error.
 func (d *Driver) publish(ctx context.Context) {
-	if err := d.publisher.run(ctx); err != nil && ctx.Err() == nil {
-		d.log.Error("Publication of ResourceSlices ended", slog.String("error", err.Error()))
-		d.state.problem(problemOf(err))
+	err := d.publisher.run(ctx)
+	if ctx.Err() != nil {
+		return
 	}
+	d.log.Error("Publication of ResourceSlices ended", slog.String("error", err.Error()))
+	d.state.problem(problemOf(err))
 }
