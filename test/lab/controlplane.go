@@ -59,8 +59,9 @@ type ControlPlaneOptions struct {
 // controlPlaneNetwork is the place of a control plane that nodes can reach.
 type controlPlaneNetwork struct {
 	spawner   *proc.Spawner // of the network namespace
-	advertise string        // address for the nodes
-	addresses []string      // all addresses that the serving certificate names; the first is the host's way in
+	processes *proc.Table
+	advertise string   // address for the nodes
+	addresses []string // all addresses that the serving certificate names; the first is the host's way in
 }
 
 // ControlPlane is a running etcd and API server, with scheduler and controller
@@ -70,7 +71,7 @@ type ControlPlane struct {
 	ca        *pki.CA
 	endpoint  string // URL for this program
 	commands  []proc.Command
-	processes map[string]*proc.Process
+	processes *proc.Table // by program, and of a lab also its nodes
 	spawner   *proc.Spawner
 	close     func()       // ends a spawner of its own
 	onChange  func() error // records the processes
@@ -107,7 +108,7 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 	}
 	cp := &ControlPlane{
 		dir:       dir,
-		processes: map[string]*proc.Process{},
+		processes: &proc.Table{},
 		onChange:  func() error { return nil },
 	}
 	for _, d := range []string{dir, cp.pkiDir(), cp.logDir()} {
@@ -127,7 +128,7 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 		return nil, err
 	}
 	if opts.network != nil {
-		cp.spawner = opts.network.spawner
+		cp.spawner, cp.processes = opts.network.spawner, opts.network.processes
 		return cp, nil
 	}
 	if cp.spawner, err = proc.NewSpawner("", opts.Detach); err != nil {
@@ -141,19 +142,15 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 type controlPlaneRecord struct {
 	Dir, Endpoint string
 	Commands      []proc.Command
-	Processes     map[string]*proc.Process
 }
 
 func (cp *ControlPlane) record() *controlPlaneRecord {
-	return &controlPlaneRecord{Dir: cp.dir, Endpoint: cp.endpoint, Commands: cp.commands, Processes: cp.processes}
+	return &controlPlaneRecord{Dir: cp.dir, Endpoint: cp.endpoint, Commands: cp.commands}
 }
 
 // openControlPlane returns the control plane that another program started.
-func openControlPlane(r controlPlaneRecord) (*ControlPlane, error) {
-	cp := &ControlPlane{dir: r.Dir, endpoint: r.Endpoint, commands: r.Commands, processes: r.Processes}
-	if cp.processes == nil {
-		cp.processes = map[string]*proc.Process{}
-	}
+func openControlPlane(r controlPlaneRecord, processes *proc.Table) (*ControlPlane, error) {
+	cp := &ControlPlane{dir: r.Dir, endpoint: r.Endpoint, commands: r.Commands, processes: processes}
 	var err error
 	cp.ca, err = pki.Load(cp.pkiDir())
 	return cp, err
@@ -179,7 +176,7 @@ func (cp *ControlPlane) Start(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		cp.processes[name] = p
+		cp.processes.Set(name, p)
 		if err := cp.onChange(); err != nil {
 			return err
 		}
@@ -205,7 +202,7 @@ func (cp *ControlPlane) waitReady(ctx context.Context) error {
 			return nil
 		}
 		for _, name := range []string{Etcd, APIServer} {
-			if p := cp.processes[name]; p != nil && !p.Alive() {
+			if p := cp.processes.Get(name); p != nil && !p.Alive() {
 				return fmt.Errorf("%s ended; the end of %s:\n%s", name, p.Log, p.Tail(10))
 			}
 		}
@@ -218,14 +215,14 @@ func (cp *ControlPlane) waitReady(ctx context.Context) error {
 // StopProgram ends one of the programs: Etcd, APIServer, Scheduler or
 // ControllerManager. Start starts it again with its data.
 func (cp *ControlPlane) StopProgram(name string) error {
-	p := cp.processes[name]
+	p := cp.processes.Get(name)
 	if p == nil {
 		return fmt.Errorf("the control plane has no running %s", name)
 	}
 	if err := p.Stop(10 * time.Second); err != nil {
 		return err
 	}
-	delete(cp.processes, name)
+	cp.processes.Set(name, nil)
 	return cp.onChange()
 }
 
@@ -235,9 +232,9 @@ func (cp *ControlPlane) Stop() error {
 	// Clients before servers, each without grace: the data is not kept for a
 	// next start, and an API server waits long for its open watches.
 	for _, name := range []string{Scheduler, ControllerManager, APIServer, Etcd} {
-		if p := cp.processes[name]; p != nil {
+		if p := cp.processes.Get(name); p != nil {
 			errs = append(errs, p.Stop(0))
-			delete(cp.processes, name)
+			cp.processes.Set(name, nil)
 		}
 	}
 	if cp.close != nil {

@@ -50,7 +50,7 @@ func TestAPIControlPlane(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, strings.Contains(string(audit), `"username":"somebody"`))
 
-	processes := cp.processes
+	processes := cp.processes.All()
 	require.Len(t, processes, 2)
 	for _, p := range processes {
 		require.True(t, p.Alive())

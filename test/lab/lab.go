@@ -54,6 +54,8 @@ type Lab struct {
 	spawner  *proc.Spawner
 	cp       *ControlPlane
 
+	processes proc.Table // the control plane's and the nodes' machines
+
 	mu    sync.Mutex // guards nodes and the record's file
 	nodes []*Node
 }
@@ -63,12 +65,8 @@ type record struct {
 	Network      network
 	Artifacts    *Artifacts
 	ControlPlane *controlPlaneRecord
-	Nodes        []nodeRecord
-}
-
-type nodeRecord struct {
-	Index   int
-	Process *proc.Process
+	NodeNumbers  []int
+	Processes    *proc.Table
 }
 
 func (l *Lab) recordPath() string { return filepath.Join(l.state, "lab.json") }
@@ -133,7 +131,7 @@ func (l *Lab) up(ctx context.Context, opts Options) error {
 	l.cp, err = prepareControlPlane(ControlPlaneOptions{
 		Dir: filepath.Join(l.state, "control-plane"), Bin: []string{l.arts.Bin}, Controllers: true, Detach: opts.Detach,
 		network: &controlPlaneNetwork{
-			spawner: l.spawner, advertise: managementAddress, addresses: []string{l.network.Address},
+			spawner: l.spawner, processes: &l.processes, advertise: managementAddress, addresses: []string{l.network.Address},
 		},
 	})
 	if err != nil {
@@ -168,7 +166,7 @@ func clearRemains(opts Options) error {
 		return err
 	}
 	for _, n := range old.nodes {
-		if n.process != nil && n.process.Alive() {
+		if old.processes.Alive(n.Name()) {
 			return fmt.Errorf("a lab is up in %s: stop it first", old.state)
 		}
 	}
@@ -219,18 +217,16 @@ func load(opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	var r record
+	r := record{Processes: &l.processes}
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("record %s: %w", l.recordPath(), err)
 	}
 	l.network, l.arts = r.Network, r.Artifacts
-	for _, n := range r.Nodes {
-		node := l.newNode(n.Index)
-		node.process = n.Process
-		l.nodes = append(l.nodes, node)
+	for _, index := range r.NodeNumbers {
+		l.nodes = append(l.nodes, l.newNode(index))
 	}
 	if r.ControlPlane != nil {
-		if l.cp, err = openControlPlane(*r.ControlPlane); err != nil {
+		if l.cp, err = openControlPlane(*r.ControlPlane, &l.processes); err != nil {
 			return nil, err
 		}
 		l.cp.onChange = l.save
@@ -242,12 +238,12 @@ func load(opts Options) (*Lab, error) {
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Network: l.network, Artifacts: l.arts}
+	r := record{Network: l.network, Artifacts: l.arts, Processes: &l.processes}
 	if l.cp != nil {
 		r.ControlPlane = l.cp.record()
 	}
 	for _, n := range l.nodes {
-		r.Nodes = append(r.Nodes, nodeRecord{Index: n.index, Process: n.process})
+		r.NodeNumbers = append(r.NodeNumbers, n.index)
 	}
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -388,15 +384,14 @@ func nodeReady(ctx context.Context, client kubernetes.Interface, name string) (b
 func (l *Lab) Status(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "network namespace %s, state %s\n", l.network.Namespace, l.state)
 	for _, name := range []string{Etcd, APIServer, ControllerManager, Scheduler} {
-		p := l.cp.processes[name]
-		fmt.Fprintf(w, "%-24s %s\n", name, processState(p))
+		fmt.Fprintf(w, "%-24s %s\n", name, processState(l.processes.Get(name)))
 	}
 	client, err := l.Client()
 	if err != nil {
 		return err
 	}
 	for _, n := range l.Nodes() {
-		state := processState(n.process)
+		state := processState(l.processes.Get(n.Name()))
 		ready, why := nodeReady(ctx, client, n.Name())
 		if !ready {
 			state += ", not ready: " + why

@@ -41,7 +41,7 @@ func (a *NodeArtifacts) qemu(args ...string) (command []string, env []string) {
 }
 
 func (n *Node) startMachine(ctx context.Context) error {
-	if n.process != nil && n.process.Alive() {
+	if n.lab.processes.Alive(n.Name()) {
 		return fmt.Errorf("node %s is on", n.Name())
 	}
 	arts := n.lab.arts.Node
@@ -72,18 +72,19 @@ func (n *Node) startMachine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.process = p
+	n.lab.processes.Set(n.Name(), p)
 	return n.lab.save()
 }
 
 func (n *Node) stopMachine() error {
-	if n.process == nil {
+	p := n.lab.processes.Get(n.Name())
+	if p == nil {
 		return nil
 	}
-	if err := n.process.Stop(0); err != nil {
+	if err := p.Stop(0); err != nil {
 		return err
 	}
-	n.process = nil
+	n.lab.processes.Set(n.Name(), nil)
 	n.agent.http.CloseIdleConnections()
 	return nil
 }

@@ -77,14 +77,15 @@ func TestRemainsOfACrash(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(spawner.Close)
 	node := l.newNode(1)
-	node.process, err = spawner.Start(proc.Command{Name: "machine", Args: []string{"/bin/sleep", "1000"}, Log: filepath.Join(l.state, "log")})
+	machine, err := spawner.Start(proc.Command{Name: "machine", Args: []string{"/bin/sleep", "1000"}, Log: filepath.Join(l.state, "log")})
 	require.NoError(t, err)
+	l.processes.Set(node.Name(), machine)
 	l.nodes = []*Node{node}
 	require.NoError(t, l.save())
 
 	require.ErrorContains(t, clearRemains(opts), "a lab is up")
-	require.True(t, node.process.Alive())
-	require.NoError(t, node.process.Stop(0))
+	require.True(t, machine.Alive())
+	require.NoError(t, machine.Stop(0))
 	require.NoError(t, clearRemains(opts))
 	requireNothingLeft(t, l)
 	require.NoError(t, clearRemains(opts), "when nothing remains")

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/test/lab/internal/guest"
-	"github.com/cilium/networkdriver/test/lab/internal/proc"
 )
 
 // Daemons of a node, as Node.Restart and the like name them.
@@ -51,10 +50,9 @@ type ProcessState = guest.Process
 // Node is an emulated node. Its methods that act inside it need its agent,
 // which runs soon after the machine is powered on.
 type Node struct {
-	lab     *Lab
-	index   int
-	agent   *agentClient
-	process *proc.Process // of the machine; nil while it is off
+	lab   *Lab
+	index int
+	agent *agentClient
 }
 
 func (l *Lab) newNode(index int) *Node {
@@ -227,7 +225,7 @@ func (n *Node) WaitBooted(ctx context.Context, otherThan string) error {
 			return fmt.Errorf("node %s cannot boot: %s", n.Name(), h.Error)
 		case err == nil && h.Booted && h.BootID != otherThan:
 			return nil
-		case n.process == nil || !n.process.Alive():
+		case !n.lab.processes.Alive(n.Name()):
 			return fmt.Errorf("node %s: its machine ended; console: %s", n.Name(), tail(n.ConsoleLog()))
 		}
 		if wait(ctx, 100*time.Millisecond) != nil {
