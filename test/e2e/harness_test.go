@@ -217,6 +217,21 @@ func (e *T) template(name string, requests []resourceapi.DeviceRequest, configs 
 // pod makes a privileged pod on a node (any, if empty) with a claim from each template, and does not wait for it.
 func (e *T) pod(name, node string, templates ...string) *corev1.Pod {
 	e.Helper()
+	pod := e.podObject(name, node)
+	for i, t := range templates {
+		claim := fmt.Sprintf("claim%d", i)
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
+			Name: claim, ResourceClaimTemplateName: ptr.To(t),
+		})
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim})
+	}
+	created, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	require.NoError(e, err)
+	return created
+}
+
+// podObject is a privileged pod on a node (any, if empty) without claims.
+func (e *T) podObject(name, node string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
@@ -232,16 +247,7 @@ func (e *T) pod(name, node string, templates ...string) *corev1.Pod {
 	if node != "" {
 		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	}
-	for i, t := range templates {
-		claim := fmt.Sprintf("claim%d", i)
-		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
-			Name: claim, ResourceClaimTemplateName: ptr.To(t),
-		})
-		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim})
-	}
-	created, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
-	require.NoError(e, err)
-	return created
+	return pod
 }
 
 // running waits until the pods run.
@@ -259,9 +265,13 @@ func (e *T) running(names ...string) {
 	}
 }
 
-// events returns the messages of a pod's events.
+// events returns the messages of a pod's events, not of an earlier pod's of the same name.
 func (e *T) events(pod string) []string {
-	list, err := e.Client.CoreV1().Events(ns).List(e.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+	selector := "involvedObject.name=" + pod
+	if p, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{}); err == nil {
+		selector += ",involvedObject.uid=" + string(p.UID)
+	}
+	list, err := e.Client.CoreV1().Events(ns).List(e.ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -354,7 +364,7 @@ type allocation struct {
 	PodUID         string
 	ClaimUID       string
 	Config         map[string]any
-	Attachment     *struct{ IfName string }
+	Attachment     *struct{ SandboxID, NetNS, IfName string }
 	PreparedDevice json.RawMessage
 	Error          string
 }
