@@ -126,7 +126,8 @@ type exitError int
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 func execCommand(opts *lab.Options) *cobra.Command {
-	return &cobra.Command{
+	useStdin := false
+	cmd := &cobra.Command{
 		Use:   "exec NODE -- COMMAND...",
 		Short: "Run a shell command on a node, with its output and exit status",
 		Args:  cobra.MinimumNArgs(2),
@@ -140,7 +141,7 @@ func execCommand(opts *lab.Options) *cobra.Command {
 				return fmt.Errorf("the lab has no node %s", args[0])
 			}
 			var stdin []byte
-			if info, err := os.Stdin.Stat(); err == nil && info.Mode()&(os.ModeNamedPipe) != 0 || err == nil && info.Mode().IsRegular() {
+			if useStdin {
 				if stdin, err = io.ReadAll(os.Stdin); err != nil {
 					return err
 				}
@@ -155,6 +156,8 @@ func execCommand(opts *lab.Options) *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().BoolVarP(&useStdin, "stdin", "i", false, "read standard input to its end and pass it on")
+	return cmd
 }
 
 func envCommand(opts *lab.Options) *cobra.Command {

@@ -199,9 +199,10 @@ func startTime(pid int) (uint64, error) {
 }
 
 func parseStartTime(stat string) (uint64, error) {
-	// The second field is the program's name in parentheses and may hold anything.
+	// The second field is the program's name in parentheses and may hold anything:
+	// the fields are counted from the third.
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	const state, start = 3 - 3, 22 - 3
+	const state, start = 0, 22 - 3
 	if len(fields) <= start {
 		return 0, fmt.Errorf("unexpected process status %q", stat)
 	}
