@@ -70,11 +70,7 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 		s.Managers = append(s.Managers, v2alpha1.DeviceManagerStatus{
 			Manager: r.Manager.String(), Devices: int32(r.Devices), Skipped: int32(len(r.Skipped)),
 		})
-		for _, d := range r.Skipped {
-			s.SkippedDevices = append(s.SkippedDevices, v2alpha1.SkippedDevice{
-				Manager: r.Manager.String(), Device: d.Device, Reason: d.Reason,
-			})
-		}
+		s.SkippedDevices = append(s.SkippedDevices, skippedDevices(r)...)
 		for _, p := range r.Problems {
 			degraded = append(degraded, problem{reasonConfigNotMet, p.Field + ": " + p.Message})
 		}
@@ -99,6 +95,25 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 		degradedCondition(degraded),
 	}
 	return s
+}
+
+// maxDeviceName is the longest name that the API takes for a skipped device.
+const maxDeviceName = 63
+
+// skippedDevices lists each skipped device once, as the API's list is keyed by it. A name that is skipped for being
+// too long is cut.
+func skippedDevices(r *inventory.Report) []v2alpha1.SkippedDevice {
+	seen := map[string]bool{}
+	var list []v2alpha1.SkippedDevice
+	for _, d := range r.Skipped {
+		name := strings.ToValidUTF8(d.Device[:min(len(d.Device), maxDeviceName)], "")
+		if name == "" || seen[name] {
+			continue
+		}
+		seen[name] = true
+		list = append(list, v2alpha1.SkippedDevice{Manager: r.Manager.String(), Device: name, Reason: d.Reason})
+	}
+	return list
 }
 
 // degradedCondition has the reason of the first problem and the messages of all.

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -68,16 +67,6 @@ func (e permanentError) Unwrap() error { return e.error }
 func IsPermanent(err error) bool {
 	var p permanentError
 	return errors.As(err, &p)
-}
-
-// PublishedPool is the name of a configured pool in ResourceSlices and allocations. It contains the node, because the
-// scheduler identifies an allocated device by driver, pool and device name alone.
-func PublishedPool(node, pool string) string { return node + "/" + pool }
-
-// configuredPool is the reverse of [PublishedPool]; ok is false for a pool that is not this node's.
-func configuredPool(node, published string) (pool string, ok bool) {
-	pool, ok = strings.CutPrefix(published, node+"/")
-	return pool, ok && pool != "" && !strings.Contains(pool, "/")
 }
 
 // resultsOf returns the claim's allocation results of the driver.

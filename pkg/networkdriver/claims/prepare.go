@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -175,7 +176,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 	}
 	var devices []*wanted
 	for _, result := range results {
-		pool, ours := configuredPool(p.NodeName, result.Pool)
+		pool, ours := pools.Configured(p.NodeName, result.Pool)
 		switch {
 		case !ours:
 			return nil, permanentError{fmt.Errorf("request %q: device %s is in pool %s, which is not a pool of this node, %s",
@@ -449,7 +450,7 @@ func (p *Preparer) resultOf(devices []*wanted) Result {
 	var result Result
 	for _, w := range devices {
 		result.Devices = append(result.Devices, PreparedDevice{
-			Request: w.request, Pool: PublishedPool(p.NodeName, w.pool), Device: w.name,
+			Request: w.request, Pool: pools.Name(p.NodeName, w.pool), Device: w.name,
 		})
 	}
 	return result

@@ -22,6 +22,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -185,7 +186,7 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
 	here := slices.ContainsFunc(results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		_, ours := configuredPool(r.NodeName, result.Pool)
+		_, ours := pools.Configured(r.NodeName, result.Pool)
 		return ours
 	})
 	if !here {
@@ -201,7 +202,7 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 	}
 	var rows []*tables.DRAAllocation
 	for i, result := range results {
-		pool, ours := configuredPool(r.NodeName, result.Pool)
+		pool, ours := pools.Configured(r.NodeName, result.Pool)
 		entry := entries[result.Pool+"/"+result.Device]
 		delete(entries, result.Pool+"/"+result.Device)
 		if !ours || result.AdminAccess != nil && *result.AdminAccess || result.ShareID != nil {

@@ -20,6 +20,7 @@ import (
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -86,7 +87,7 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 			len(record), resourceapi.AllocatedDeviceStatusDataMaxLength)
 	}
 	s := deviceStatus{
-		Pool:   PublishedPool(nodeName, row.Pool),
+		Pool:   pools.Name(nodeName, row.Pool),
 		Device: row.DeviceName,
 		Data:   sortedKeys(record),
 		Ready:  metav1.ConditionFalse,

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -27,6 +28,12 @@ const (
 // Name is the name of a node's pool in ResourceSlices. The scheduler tells devices apart by driver, pool and device,
 // and identical servers have devices of identical names: the node makes the three unique in the cluster.
 func Name(node, pool string) string { return node + "/" + pool }
+
+// Configured is the reverse of [Name]: the configured pool's name. ok is false for a pool that is not the node's.
+func Configured(node, published string) (pool string, ok bool) {
+	pool, ok = strings.CutPrefix(published, node+"/")
+	return pool, ok && pool != "" && !strings.Contains(pool, "/")
+}
 
 // Omission is something that ResourceSlices cannot express and that is therefore left out.
 type Omission struct {
