@@ -32,7 +32,7 @@ const (
 	driverName = v2alpha1.DefaultDriverName
 	ns         = metav1.NamespaceDefault
 	// patience is how long something may take that takes seconds on an idle machine.
-	patience = 90 * time.Second
+	patience = 3 * time.Minute
 	poll     = 200 * time.Millisecond
 )
 
