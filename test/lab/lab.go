@@ -25,8 +25,8 @@ import (
 )
 
 // nodeReadyTimeout is how long a node may take from power-on to Ready. It
-// takes 20 to 40 seconds in software emulation on two cores.
-const nodeReadyTimeout = 5 * time.Minute
+// takes 20 to 40 seconds in software emulation on two idle cores, minutes on busy ones.
+const nodeReadyTimeout = 10 * time.Minute
 
 // Options are the options of Up.
 type Options struct {
