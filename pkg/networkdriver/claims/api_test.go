@@ -63,6 +63,7 @@ func TestAPI(t *testing.T) {
 	}{
 		{"OtherDriversEntries", (*apiServer).testOtherDriversEntries},
 		{"RestartWritesNothing", (*apiServer).testRestartWritesNothing},
+		{"ParametersAsWritten", (*apiServer).testParametersAsWritten},
 		{"Limits", (*apiServer).testLimits},
 		{"ClaimMadeAnew", (*apiServer).testClaimMadeAnew},
 		{"Rights", (*apiServer).testRights},
@@ -234,6 +235,36 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	require.True(t, equalStatuses(mustStatuses(t, g.rows()), again.written[claim.UID].server))
 	require.NoError(t, again.reconcile(t.Context(), RefOf(claim)))
 	require.Equal(t, before.ResourceVersion, s.get("restart").ResourceVersion)
+}
+
+// Parameters that are not in the form that server-side apply gives them make a claim that cannot be applied to.
+func (s *apiServer) testParametersAsWritten(t *testing.T) {
+	config, err := s.plane.RESTConfig()
+	require.NoError(t, err)
+	config.ContentType = runtime.ContentTypeProtobuf // JSON loses the blanks on the way
+	s.client = s.clientFor(config)
+	for i, parameters := range []string{`{"vlan":5}`, `{"vlan": 5}`, `{"vlan":5,"podIfName":"net0"}`, "{\n  \"podIfName\": \"net0\"\n}\n"} {
+		name := fmt.Sprintf("written%d", i)
+		claim := newClaim(name, with("net", "a"), with("gpu", "g"), fromClaim(parameters, "net"))
+		claim.Status.Allocation.Devices.Results[1].Driver = otherDriver
+		claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: otherDriver, Pool: claim.Status.Allocation.Devices.Results[1].Pool, Device: "g"}}
+		claim = s.create(claim)
+		rows := []*tables.DRAAllocation{{DeviceName: "a", Pool: "pool", ClaimNamespace: "default", ClaimName: name, ClaimUID: claim.UID,
+			PodUID: "uid", Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: &fakeDevice{Name: "a"}}}
+		writer := NewWriter(WriterParams{Client: NewClaimClient(s.client.ResourceV1()), DriverName: testDriver, NodeName: testNode, BootID: testBoot})
+		require.NoError(t, writer.Apply(t.Context(), RefOf(claim), rows), "%s", parameters)
+		rows[0] = rows[0].With(func(r *tables.DRAAllocation) { r.Attachment = &types.Attachment{IfName: "net0"} })
+		require.NoError(t, writer.Apply(t.Context(), RefOf(claim), rows), "%s", parameters)
+		ours, others := entriesOf(s.get(name))
+		require.Len(t, ours, 1)
+		require.Len(t, others, 1)
+		require.Equal(t, "net0", ours[0].NetworkData.InterfaceName)
+		require.NoError(t, writer.Apply(t.Context(), RefOf(claim), nil), "%s", parameters)
+		ours, others = entriesOf(s.get(name))
+		require.Empty(t, ours, "%s", parameters)
+		require.Len(t, others, 1)
+		require.Equal(t, parameters, string(s.get(name).Status.Allocation.Devices.Config[0].Opaque.Parameters.Raw))
+	}
 }
 
 func mustStatuses(t *testing.T, rows []*tables.DRAAllocation) []deviceStatus {
