@@ -5,12 +5,19 @@ SHELL := /bin/bash
 GO ?= go
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-# The lab's Kubernetes components and the product share flags, so that they share compiled packages too.
+# One set of flags for everything but the race detector, the lab's Kubernetes included, so that each package is compiled
+# once.
+export CGO_ENABLED := 0
+export GOFLAGS := $(GOFLAGS) -trimpath
 # grpcnotrace leaves out the debug pages of grpc, and with them what keeps the linker from removing unused code.
-GOBUILD := CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
+GOBUILD := $(GO) build -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
 LAB := bin/lab
 NODES ?= 1
-PKGS := ./api/... ./cmd/... ./internal/... ./pkg/... ./test/...
+# The packages with unit tests, and all packages.
+UNIT := ./api/... ./cmd/... ./internal/... ./pkg/... ./test/lab/...
+PKGS := $(UNIT) ./install/... ./test/deploy/... ./test/demo/... ./test/e2e/...
+# The packages with tests against a real API server, which are named TestAPI.
+API := ./api/v2alpha1 ./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/lab
 
 .PHONY: all
 all: build
@@ -48,17 +55,22 @@ check-generate: generate ## Fail when generated files are not up to date.
 
 .PHONY: test-unit
 test-unit: ## Unit, cell and privileged tests, with the race detector. Privileged ones run as root.
-	NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(PKGS)
+	CGO_ENABLED=1 NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(UNIT)
 
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
-	$(LAB) build
-	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -count=1 -run 'API' $(PKGS)
+	$(LAB) build --control-plane
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -count=1 -p 1 -run '^TestAPI' $(API)
 
 .PHONY: test-e2e
 test-e2e: build $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 30m ./test/e2e/...
+	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 40m ./test/e2e
+
+.PHONY: test-lab
+test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.
+	$(LAB) build
+	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 40m -run '^TestLab$$' ./test/lab
 
 .PHONY: bench
 bench: ## Benchmarks; ratios are of one run on this machine.

@@ -11,6 +11,7 @@ need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
 need gcc gcc
 need git git
 need mke2fs e2fsprogs
+need cpio cpio
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
