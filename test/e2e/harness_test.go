@@ -329,13 +329,14 @@ func (e *T) podNode(name string) *lab.Node {
 // inPod runs a script in the pod's container and returns its output and whether it succeeded.
 func (e *T) inPod(pod, script string) (string, bool) {
 	e.Helper()
-	find := fmt.Sprintf(`ctr -n k8s.io containers ls -q labels."io.kubernetes.pod.name"==%s,labels."io.cri-containerd.kind"==container | head -1`, pod)
-	n := e.podNode(pod)
-	id, err := n.Run(e.ctx, find)
+	object, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
-	require.NotEmpty(e, id, "container of pod %s", pod)
+	require.NotEmpty(e, object.Status.ContainerStatuses, "pod %s", pod)
+	id, ok := strings.CutPrefix(object.Status.ContainerStatuses[0].ContainerID, "containerd://")
+	require.True(e, ok, "container of pod %s: %+v", pod, object.Status.ContainerStatuses[0])
 	quoted := strings.ReplaceAll(script, `'`, `'\''`)
-	stdout, stderr, code, err := n.Exec(e.ctx, fmt.Sprintf(`ctr -n k8s.io tasks exec --exec-id e2e-$$ %s sh -c '%s'`, id, quoted))
+	stdout, stderr, code, err := e.Node(object.Spec.NodeName).Exec(e.ctx,
+		fmt.Sprintf(`ctr -n k8s.io tasks exec --exec-id e2e-$$ %s sh -c '%s'`, id, quoted))
 	require.NoError(e, err)
 	return strings.TrimSpace(stdout + stderr), code == 0
 }
