@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/statedb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/client"
@@ -38,6 +39,12 @@ const reportInterval = 250 * time.Millisecond
 
 // hangLimit is how long work for the runtime may take until the agent counts as hung.
 const hangLimit = time.Minute
+
+// listRetryDelay is the pause after the node's pods could not be listed.
+const listRetryDelay = 2 * time.Second
+
+// holdsTimeout bounds the search for devices that pods have when there is no config, since configs wait meanwhile.
+const holdsTimeout = 30 * time.Second
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
@@ -137,14 +144,14 @@ func (d *driver) alive() error {
 	return nil
 }
 
-// run is the driver's life. The first valid node config starts a session that lasts until the agent stops; later ones
-// change its pools and device managers.
+// run is the driver's life. The first valid node config, or pods that have devices already, start a session that lasts
+// until the agent stops; later configs change its pools and device managers.
 func (d *driver) run(ctx context.Context, health cell.Health) error {
 	d.Logger.Info("Network driver starts", "node", d.Config.NodeName, "sysfs", d.Config.SysfsPath)
 	tooOld := d.checkKubernetes(ctx)
-	node, err := d.getNode(ctx)
-	if err != nil {
-		return err
+	node := d.getNode(ctx)
+	if ctx.Err() != nil {
+		return nil
 	}
 	defer func() {
 		if d.session != nil {
@@ -191,15 +198,15 @@ func (d *driver) checkKubernetes(ctx context.Context) *problem {
 	return nil
 }
 
-// getNode reads the node's object once: its addresses must never be given away, and its UID owns the slices.
-func (d *driver) getNode(ctx context.Context) (*corev1.Node, error) {
+// getNode reads the node's object once, since its addresses must never be given away. It is nil when the context ends.
+func (d *driver) getNode(ctx context.Context) *corev1.Node {
 	for logged := false; ; {
 		node, err := d.Clientset.CoreV1().Nodes().Get(ctx, d.Config.NodeName, metav1.GetOptions{})
 		if err == nil {
-			return node, nil
+			return node
 		}
 		if ctx.Err() != nil {
-			return nil, nil
+			return nil
 		}
 		if !logged {
 			d.Logger.Warn("Cannot read the node's object, trying again; is --node-name the node's name in Kubernetes?",
@@ -209,7 +216,7 @@ func (d *driver) getNode(ctx context.Context) (*corev1.Node, error) {
 		select {
 		case <-time.After(2 * time.Second):
 		case <-ctx.Done():
-			return nil, nil
+			return nil
 		}
 	}
 }
@@ -222,6 +229,8 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 		d.active = nil
 		if d.session != nil {
 			d.session.configure(nil)
+		} else {
+			d.serveHeld(ctx, node, v2alpha1.DefaultDriverName)
 		}
 		return
 	}
@@ -231,10 +240,15 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 	if err := spec.Validate(); err != nil {
 		log.Error("Node config is invalid, what was at work before stays", "error", err)
 		d.invalid = &problem{reasonInvalidConfig, err.Error()}
+		if d.session == nil {
+			d.serveHeld(ctx, node, spec.DriverName)
+		}
 		return
 	}
 	if d.session == nil {
-		d.session = d.startSession(ctx, node, spec)
+		d.session = d.startSession(ctx, node, spec, spec)
+	} else {
+		d.session.configure(spec)
 	}
 	if s := d.session; !s.registersAs(spec) {
 		message := fmt.Sprintf("driverName and draRegistration settings are read when the agent starts: it is registered as %s, restart it to change them", s.first.DriverName)
@@ -242,8 +256,67 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 		d.restart = &problem{reasonRestartRequired, message}
 	}
 	d.active = spec
-	d.session.configure(spec)
 	log.Info("Node config is applied", "pools", len(spec.Pools))
+}
+
+// serveHeld starts a session that offers nothing when pods of this node have devices of the driver from before the agent
+// was started: without a valid config too they have to be attached to new sandboxes and, above all, given back.
+//
+// The driver's name is never taken from the pods' claims. Whoever may write a claim's status could have the agent
+// register with kubelet in the place of another driver.
+func (d *driver) serveHeld(ctx context.Context, node *corev1.Node, driverName string) {
+	spec := &v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: driverName}
+	spec.Default()
+	if spec.Validate() != nil {
+		return // the name is what is invalid
+	}
+	held, err := d.holds(ctx, driverName)
+	switch {
+	case ctx.Err() != nil || err == nil && !held:
+		return
+	case err != nil:
+		d.Logger.Warn("Cannot find out whether pods of this node have devices, and there is no valid node config: taken for granted",
+			"driver", driverName, "error", err)
+	default:
+		d.Logger.Warn("Pods of this node are allotted devices, and there is no valid node config: their devices are looked after, none are offered",
+			"driver", driverName)
+	}
+	d.session = d.startSession(ctx, node, spec, nil)
+}
+
+// holds says whether pods of this node are allotted devices of the driver.
+func (d *driver) holds(ctx context.Context, driverName string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, holdsTimeout)
+	defer cancel()
+	pods, err := d.listPods(ctx)
+	if err != nil {
+		return false, err
+	}
+	return claims.NewRestorer(claims.RestorerParams{
+		Logger: d.Logger, Claims: claims.NewClaimClient(d.Clientset.ResourceV1()),
+		DriverName: driverName, NodeName: d.Config.NodeName,
+	}).Allotted(ctx, pods)
+}
+
+// listPods lists the pods of this node. The error is the context's.
+func (d *driver) listPods(ctx context.Context) ([]*corev1.Pod, error) {
+	selector := fields.OneTermEqualSelector("spec.nodeName", d.Config.NodeName).String()
+	for {
+		list, err := d.Clientset.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: selector})
+		if err == nil {
+			pods := make([]*corev1.Pod, len(list.Items))
+			for i := range list.Items {
+				pods[i] = &list.Items[i]
+			}
+			return pods, nil
+		}
+		d.Logger.Warn("Cannot list the node's pods, trying again", "error", err)
+		select {
+		case <-time.After(listRetryDelay):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // report updates the node config's status, and adds to the watch set what tells of something new to report.

@@ -12,8 +12,6 @@ import (
 
 	"github.com/cilium/statedb"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
@@ -23,9 +21,6 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
-
-// listRetryDelay is the pause after the node's pods could not be listed.
-const listRetryDelay = 2 * time.Second
 
 // session is the driver at work under one driver name, until the agent stops. Its rooms open in this order: the
 // allocations are restored, the device managers fill the inventory, the runtime is connected, and then kubelet may
@@ -57,8 +52,8 @@ type managedManager struct {
 	make func(config any) types.DeviceManager
 }
 
-// startSession starts the driver under the spec's name.
-func (d *driver) startSession(ctx context.Context, node *corev1.Node, spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *session {
+// startSession starts the driver under the spec's name, with the pools and device managers of config, none for nil.
+func (d *driver) startSession(ctx context.Context, node *corev1.Node, spec, config *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *session {
 	s := &session{
 		driver:  d,
 		log:     d.Logger.With("driver", spec.DriverName),
@@ -85,10 +80,11 @@ func (d *driver) startSession(ctx context.Context, node *corev1.Node, spec *v2al
 		},
 	})
 	s.addManagers(node)
+	s.configure(config)
 
 	var enabled []types.DeviceManagerType
 	for _, m := range s.managers {
-		if m.configOf(spec.DeviceManagerConfigs) != nil {
+		if m.configOf(s.wanted) != nil {
 			enabled = append(enabled, m.kind)
 		}
 	}
@@ -176,7 +172,8 @@ func (s *session) configure(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
 // as they are configured.
 func (s *session) runManagers(ctx context.Context) {
 	if err := s.restore(ctx); err != nil {
-		return // the agent stops
+		s.must(ctx, "restore", err)
+		return
 	}
 	s.restored()
 	defer func() {
@@ -214,26 +211,6 @@ func (s *session) restore(ctx context.Context) error {
 		Logger: s.log, DB: s.DB, Allocations: s.Allocations, Claims: s.claims, Managers: managers, Observer: s.writer,
 		DriverName: s.first.DriverName, NodeName: s.Config.NodeName, BootID: s.bootID,
 	}).Restore(ctx, pods)
-}
-
-func (s *session) listPods(ctx context.Context) ([]*corev1.Pod, error) {
-	selector := fields.OneTermEqualSelector("spec.nodeName", s.Config.NodeName).String()
-	for {
-		list, err := s.Clientset.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: selector})
-		if err == nil {
-			pods := make([]*corev1.Pod, len(list.Items))
-			for i := range list.Items {
-				pods[i] = &list.Items[i]
-			}
-			return pods, nil
-		}
-		s.log.Warn("Cannot list the node's pods, trying again", "error", err)
-		select {
-		case <-time.After(listRetryDelay):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
 }
 
 // serve connects to the runtime when the tables are complete, and to kubelet when the runtime is connected: a claim

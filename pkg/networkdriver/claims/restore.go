@@ -87,19 +87,10 @@ type podUse struct {
 //
 // An API server that does not answer is asked again until the context ends, which is the only error.
 func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
-	claims := claimsOf(pods)
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(readers)
-	for _, c := range claims {
-		group.Go(func() (err error) {
-			c.object, err = r.read(groupCtx, c)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+	claims, err := r.readAll(ctx, pods)
+	if err != nil {
 		return err
 	}
-	claims = slices.DeleteFunc(claims, func(c *podClaim) bool { return c.object == nil })
 	slices.SortFunc(claims, func(a, b *podClaim) int {
 		return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), cmp.Compare(a.object.UID, b.object.UID))
 	})
@@ -132,6 +123,42 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	txn.Commit()
 	r.Logger.Info("Prepared devices restored", "devices", total, "claims", len(claims), "pods", len(pods))
 	return nil
+}
+
+// Allotted says whether any of the pods, which are those of this node, uses a claim that is allotted one of the driver's
+// devices here, prepared or not. An API server that does not answer is asked again until the context ends, which is the
+// only error.
+func (r *Restorer) Allotted(ctx context.Context, pods []*corev1.Pod) (bool, error) {
+	claims, err := r.readAll(ctx, pods)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(claims, func(c *podClaim) bool { return r.isHere(c.object) }), nil
+}
+
+// isHere says whether the claim is allotted a device of the driver on this node.
+func (r *Restorer) isHere(claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(resultsOf(claim, r.DriverName), func(result resourceapi.DeviceRequestAllocationResult) bool {
+		_, ours := pools.Configured(r.NodeName, result.Pool)
+		return ours
+	})
+}
+
+// readAll reads the claims of all pods that have not ended, without those that are gone.
+func (r *Restorer) readAll(ctx context.Context, pods []*corev1.Pod) ([]*podClaim, error) {
+	claims := claimsOf(pods)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(readers)
+	for _, c := range claims {
+		group.Go(func() (err error) {
+			c.object, err = r.read(groupCtx, c)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(claims, func(c *podClaim) bool { return c.object == nil }), nil
 }
 
 // claimsOf returns the claims of all pods that have not ended: named in the pod, made from a template, or made for
@@ -185,11 +212,7 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
-	here := slices.ContainsFunc(results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		_, ours := pools.Configured(r.NodeName, result.Pool)
-		return ours
-	})
-	if !here {
+	if !r.isHere(claim) {
 		return nil
 	}
 	configs, configErr := ResolveConfigs(claim, r.DriverName)

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networkdriver
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/debugapi"
+	"github.com/cilium/networkdriver/pkg/health"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+const testNode = "node-1"
+
+// nodeConfigs is an API server for node configs that have the node's name. What is sent replaces what there is.
+type nodeConfigs struct {
+	first   *v2alpha1.CiliumNetworkDriverNodeConfig
+	changes chan *v2alpha1.CiliumNetworkDriverNodeConfig
+}
+
+func (n *nodeConfigs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	send := func(v any) {
+		_ = json.NewEncoder(w).Encode(v)
+		w.(http.Flusher).Flush()
+	}
+	meta := metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.NodeConfigKind}
+	switch {
+	case r.Method != http.MethodGet: // a status
+		send(v2alpha1.CiliumNetworkDriverNodeConfig{TypeMeta: meta})
+	case r.URL.Query().Get("watch") == "":
+		list := v2alpha1.CiliumNetworkDriverNodeConfigList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+		list.APIVersion, list.Kind = meta.APIVersion, meta.Kind+"List"
+		if n.first != nil {
+			list.Items = append(list.Items, *n.first)
+		}
+		send(list)
+	default:
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		for {
+			select {
+			case config := <-n.changes:
+				config.TypeMeta = meta
+				raw, _ := json.Marshal(config)
+				send(metav1.WatchEvent{Type: "ADDED", Object: runtime.RawExtension{Raw: raw}})
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+}
+
+func nodeConfig(spec v2alpha1.CiliumNetworkDriverNodeConfigSpec) *v2alpha1.CiliumNetworkDriverNodeConfig {
+	spec.Default()
+	return &v2alpha1.CiliumNetworkDriverNodeConfig{
+		ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "uid", Generation: 1}, Spec: spec,
+	}
+}
+
+// agent is the driver's cell in an application without a container runtime.
+type agent struct {
+	checks *health.Checks
+	db     *statedb.DB
+	stop   func()
+}
+
+func startAgent(t *testing.T, configs http.Handler, objects ...runtime.Object) *agent {
+	server := httptest.NewServer(configs)
+	t.Cleanup(server.Close)
+	clientset := fake.NewClientset(objects...)
+	clientset.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.34.0"}
+
+	a := &agent{checks: &health.Checks{}}
+	opts := hive.DefaultOptions()
+	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
+		func(jobs job.Registry, health cell.Health, log *slog.Logger, id cell.ModuleID) job.Group {
+			return jobs.NewGroup(health.NewScope(string(id)), job.WithLogger(log))
+		},
+	}
+	h := hive.NewWithOptions(opts,
+		job.Cell,
+		statedb.Cell,
+		cell.SimpleHealthCell,
+		cell.Provide(
+			func() kubernetes.Interface { return clientset },
+			func() *rest.Config { return &rest.Config{Host: server.URL} },
+			func() prometheus.Registerer { return prometheus.NewRegistry() },
+			func() *health.Checks { return a.checks },
+		),
+		Cell,
+		cell.Invoke(func(db *statedb.DB) { a.db = db }),
+	)
+	dir := t.TempDir()
+	hive.AddConfigOverride(h, func(c *Config) {
+		c.EnableNetworkDriver, c.NodeName = true, testNode
+		c.NRISocketPath, c.KubeletRootDir = filepath.Join(dir, "nri.sock"), dir
+	})
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	require.NoError(t, h.Start(log, t.Context()))
+	stopped := false
+	a.stop = func() {
+		if !stopped {
+			stopped = true
+			require.NoError(t, h.Stop(log, context.WithoutCancel(t.Context())))
+		}
+	}
+	t.Cleanup(a.stop)
+	return a
+}
+
+// waitFor waits until the readiness says reason, empty for ready.
+func (a *agent) waitFor(t *testing.T, reason string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		status := a.checks.Status()
+		if reason == "" {
+			return status.Ready
+		}
+		return !status.Ready && strings.HasPrefix(status.Failures[0].Reason, reason)
+	}, 20*time.Second, 10*time.Millisecond, "readiness %q, it is %+v", reason, a.checks)
+}
+
+// waitForHeld waits until the device of the holder is restored.
+func (a *agent) waitForHeld(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		devices := debugapi.Devices(a.db)
+		return len(devices) == 1 && devices[0].Device == "dummy3" && devices[0].Pod == "default/pod"
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+func node() *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}} }
+
+// holder is a pod that has dummy3 through its claim, which another life of the agent prepared under the driver's name.
+func holder(t *testing.T, driver string) []runtime.Object {
+	boot, err := os.ReadFile(bootIDPath)
+	require.NoError(t, err)
+	record, err := json.Marshal(types.Record{
+		Version: types.RecordVersion, Manager: types.DeviceManagerTypeDummy, PodUID: "pod-uid",
+		BootID: strings.TrimSpace(string(boot)), Config: types.DeviceConfig{PodIfName: "net1"},
+		Device: json.RawMessage(`{"name":"dummy3","ifIndex":7,"mtu":1500,"mac":"02:00:00:00:00:01"}`),
+	})
+	require.NoError(t, err)
+	const pool = testNode + "/pool"
+	return []runtime.Object{node(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod", UID: "pod-uid"},
+		Spec: corev1.PodSpec{NodeName: testNode, ResourceClaims: []corev1.PodResourceClaim{
+			{Name: "net", ResourceClaimName: ptr.To("claim")},
+		}},
+	}, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "claim-uid"},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "net", Driver: driver, Pool: pool, Device: "dummy3"}},
+				Config: []resourceapi.DeviceAllocationConfiguration{{
+					Source: resourceapi.AllocationConfigSourceClaim,
+					DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+						Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"podIfName":"net1"}`)},
+					}},
+				}},
+			}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "pod-uid"}},
+			Devices: []resourceapi.AllocatedDeviceStatus{{
+				Driver: driver, Pool: pool, Device: "dummy3", Data: &runtime.RawExtension{Raw: record},
+			}},
+		},
+	}}
+}
+
+// A node without a config and without devices in pods has nothing to do, and then does what it is told.
+func TestDriverWaitsForConfig(t *testing.T) {
+	configs := &nodeConfigs{changes: make(chan *v2alpha1.CiliumNetworkDriverNodeConfig)}
+	a := startAgent(t, configs, node())
+	a.waitFor(t, "")
+	configs.changes <- nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: "other.example"})
+	a.waitFor(t, reasonWaitingForNRI)
+}
+
+// Devices that pods have are looked after whatever became of the node config while the agent was away.
+func TestDriverServesHeldDevices(t *testing.T) {
+	invalid := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{
+		DriverName: "other.example", Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{{PoolName: "a"}, {PoolName: "a"}},
+	})
+	for name, tt := range map[string]struct {
+		config *v2alpha1.CiliumNetworkDriverNodeConfig
+		driver string
+		reason string
+	}{
+		"no config":      {driver: v2alpha1.DefaultDriverName, reason: reasonWaitingForNRI},
+		"invalid config": {config: invalid, driver: "other.example", reason: reasonInvalidConfig},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := startAgent(t, &nodeConfigs{first: tt.config}, holder(t, tt.driver)...)
+			a.waitForHeld(t)
+			a.waitFor(t, tt.reason)
+		})
+	}
+}
+
+// The claims of pods do not choose the name that the agent registers with kubelet.
+func TestDriverNameIsNotTakenFromClaims(t *testing.T) {
+	configs := &nodeConfigs{changes: make(chan *v2alpha1.CiliumNetworkDriverNodeConfig)}
+	a := startAgent(t, configs, holder(t, "other.example")...)
+	a.waitFor(t, "")
+	require.Empty(t, debugapi.Devices(a.db))
+	configs.changes <- nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: "other.example"})
+	a.waitForHeld(t)
+}
+
+// An agent that is stopped before its node is registered in Kubernetes stops.
+func TestDriverStopsWithoutNode(t *testing.T) {
+	asked := make(chan struct{})
+	configs := &nodeConfigs{first: nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{})}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			close(asked) // the list has been delivered
+		}
+		configs.ServeHTTP(w, r)
+	})
+	a := startAgent(t, handler)
+	<-asked
+	a.stop()
+}
