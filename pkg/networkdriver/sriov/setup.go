@@ -67,6 +67,11 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	found, onRecord := settings[vf.id]
 	if d.Original == nil {
 		prepared.Original.VF = found
+		if found.VLAN != 0 {
+			m.log.Warn("A VF was in a VLAN before it became a claim's and goes back there afterwards; if nobody has put it there, "+
+				"it was left by a Setup that the end of the agent interrupted, or by a pod that was removed while the agent was away",
+				"device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "vlan", found.VLAN)
+		}
 		m.warnOfSharedMAC(vf, prepared.MAC, settings)
 	}
 	want := VFSettings{VLAN: cfg.VLAN()}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,7 +64,8 @@ func TestSetupAndFree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := newNode(t)
-			_, d, pf := discovered(t, node, Params{})
+			var log bytes.Buffer
+			_, d, pf := discovered(t, node, Params{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			node.kernel.vfs[pf][0] = tc.found
 			node.kernel.vfs[pf][1] = VFSettings{VLAN: 77}
 
@@ -76,6 +78,7 @@ func TestSetupAndFree(t *testing.T) {
 			again, err := dev.Setup(t.Context(), tc.cfg)
 			require.NoError(t, err)
 			require.Equal(t, dev, again, "the second Setup remembers the same")
+			require.Equal(t, tc.found.VLAN != 0, strings.Contains(log.String(), "A VF was in a VLAN before it became a claim's"), log.String())
 			require.NoError(t, dev.Free(t.Context(), tc.cfg))
 			require.NoError(t, dev.Free(t.Context(), tc.cfg), "Free can be repeated")
 			require.Equal(t, tc.found, node.kernel.vfs[pf][0])
