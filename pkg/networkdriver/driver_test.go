@@ -94,6 +94,11 @@ type agent struct {
 }
 
 func startAgent(t *testing.T, configs http.Handler, objects ...runtime.Object) *agent {
+	return startAgentIn(t, t.TempDir(), configs, objects...)
+}
+
+// startAgentIn starts an agent with all it reads and writes below dir.
+func startAgentIn(t *testing.T, dir string, configs http.Handler, objects ...runtime.Object) *agent {
 	server := httptest.NewServer(configs)
 	t.Cleanup(server.Close)
 	clientset := fake.NewClientset(objects...)
@@ -119,10 +124,9 @@ func startAgent(t *testing.T, configs http.Handler, objects ...runtime.Object) *
 		Cell,
 		cell.Invoke(func(db *statedb.DB) { a.db = db }),
 	)
-	dir := t.TempDir()
 	hive.AddConfigOverride(h, func(c *Config) {
 		c.EnableNetworkDriver, c.NodeName = true, testNode
-		c.NRISocketPath, c.KubeletRootDir = filepath.Join(dir, "nri.sock"), dir
+		c.NRISocketPath, c.KubeletRootDir, c.SysfsPath = filepath.Join(dir, "nri.sock"), dir, filepath.Join(dir, "sys")
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	require.NoError(t, h.Start(log, t.Context()))
@@ -234,6 +238,18 @@ func TestDriverNameIsNotTakenFromClaims(t *testing.T) {
 	require.Empty(t, debugapi.Devices(a.db))
 	configs.changes <- nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: "other.example"})
 	a.waitForHeld(t)
+}
+
+// A device manager that cannot find its devices keeps the driver from serving, and is named as the cause.
+func TestDriverNamesManagerThatHasNotDiscovered(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sys/bus/pci"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "sys/bus/pci/devices"), nil, 0o644))
+	config := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{
+		SRIOV: &v2alpha1.SRIOVDeviceManagerConfig{Enabled: true},
+	}})
+	a := startAgentIn(t, dir, &nodeConfigs{first: config}, node())
+	a.waitFor(t, reasonDiscovering+": waiting for the first inventory of the device managers sr-iov,")
 }
 
 // An agent that is stopped before its node is registered in Kubernetes stops.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -246,6 +247,7 @@ func (s *session) view(watch *statedb.WatchSet) view {
 	allocations, allocationsChanged := s.Allocations.AllWatch(txn)
 	reports, reportsChanged := s.Reports.AllWatch(txn)
 	restored, restoredChanged := s.Allocations.Initialized(txn)
+	discovered, discoveredChanged := s.Devices.Initialized(txn)
 	runtime, runtimeChanged := s.nri.Status()
 	kubelet, kubeletChanged := s.kubelet.State()
 
@@ -255,8 +257,12 @@ func (s *session) view(watch *statedb.WatchSet) view {
 		reports:     statedb.Collect(reports),
 		advertised:  map[string]int{},
 	}
-	if !restored {
+	switch {
+	case !restored:
 		v.notReady = append(v.notReady, problem{reasonRestoring, "reading the claims of the node's pods"})
+	case !discovered:
+		v.notReady = append(v.notReady, problem{reasonDiscovering, fmt.Sprintf("waiting for the first inventory of the device managers %s, the log says what keeps them",
+			strings.Join(s.Devices.PendingInitializers(txn), ", "))})
 	}
 	if !runtime.Connected {
 		v.notReady = append(v.notReady, problem{reasonWaitingForNRI, runtime.Reason})
@@ -266,6 +272,9 @@ func (s *session) view(watch *statedb.WatchSet) view {
 	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged)
 	if !restored {
 		watch.Add(restoredChanged)
+	}
+	if !discovered {
+		watch.Add(discoveredChanged)
 	}
 	return v
 }

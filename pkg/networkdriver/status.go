@@ -24,6 +24,7 @@ const (
 	reasonInvalidConfig      = "InvalidConfig"
 	reasonKubernetesVersion  = "UnsupportedKubernetes"
 	reasonRestoring          = "Restoring"
+	reasonDiscovering        = "Discovering"
 	reasonWaitingForNRI      = "WaitingForNRI"
 	reasonRegistering        = "Registering"
 	reasonRegistrationFailed = "RegistrationFailed"
