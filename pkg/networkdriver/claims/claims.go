@@ -44,7 +44,8 @@ func (r Ref) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
 // StatusWriter makes prepared devices durable in the status of their claim.
 type StatusWriter interface {
-	// Apply makes the claim's status say what rows, all of the claim's, say, and returns when that is durable.
+	// Apply makes the claim's status say what rows, all of the claim's, say, and returns when that is durable. That a
+	// claim without rows is gone is no error.
 	Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocation) error
 	// Withdraw takes the entries of devices that no longer have a row out of the claim's status, some time later
 	// and without a promise: the claim may be gone. A later Apply for the claim overrules it.

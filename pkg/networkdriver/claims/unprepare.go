@@ -9,10 +9,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cilium/statedb"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
+
+// recordTimeout bounds how long Unprepare waits for the claim's status to be written.
+const recordTimeout = 2 * time.Second
 
 // Unprepare gives back every device of the claim: the link comes home and the device is freed. It needs only the
 // claim's UID, for the claim object may be gone; for a claim that has nothing prepared it succeeds. A device that
@@ -38,11 +42,22 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	if ref == (Ref{}) {
 		return nil
 	}
-	p.Status.Withdraw(ref)
+	p.record(ctx, ref)
 	if len(errs) > 0 {
 		return fmt.Errorf("unprepare claim %s (uid %s): %w", ref, claim, errors.Join(errs...))
 	}
 	return nil
+}
+
+// record makes the claim's status say what the claim still has. Kubelet does not call again after a success, so that a
+// record which a restart of the agent finds in the status would keep the device from everyone.
+func (p *Preparer) record(ctx context.Context, claim Ref) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	rows := statedb.Collect(p.Allocations.List(p.DB.ReadTxn(), tables.AllocationsByClaim(claim.UID)))
+	if err := p.Status.Apply(ctx, claim, rows); err != nil {
+		p.Status.Withdraw(claim) // the devices are free all the same
+	}
 }
 
 // free brings the row's link home, frees the device and deletes the row. When that fails it notes the reason in the

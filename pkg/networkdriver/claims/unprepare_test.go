@@ -24,13 +24,26 @@ func TestUnprepare(t *testing.T) {
 	require.Equal(t, []string{"return a", "free a", "return b", "free b"}, f.host.takeCalls())
 	require.Empty(t, f.rows())
 	require.Empty(t, f.host.vlans)
-	require.Equal(t, []Ref{{Namespace: "default", Name: "c", UID: "uid-c"}}, f.status.takeWithdrawn())
+	require.Equal(t, map[kubetypes.UID][]string{"uid-c": nil}, f.status.applied, "the status has no record any more")
+	require.Empty(t, f.status.takeWithdrawn())
 
+	f.status.applied = nil
 	for _, uid := range []kubetypes.UID{"uid-c", "uid-unknown", "uid-never-seen", ""} {
 		require.NoError(t, f.Unprepare(t.Context(), uid), "uid %q", uid)
 	}
 	require.Empty(t, f.host.takeCalls())
-	require.Empty(t, f.status.takeWithdrawn())
+	require.Empty(t, f.status.applied)
+}
+
+// A status that cannot be written does not keep the devices, and is written later.
+func TestUnprepareWithoutAPI(t *testing.T) {
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("c", with("ra", "a")))
+	require.NoError(t, err)
+	f.status.fail = errors.New("no API server")
+	require.NoError(t, f.Unprepare(t.Context(), "uid-c"))
+	require.Empty(t, f.rows())
+	require.Equal(t, []Ref{{Namespace: "default", Name: "c", UID: "uid-c"}}, f.status.takeWithdrawn())
 }
 
 // A failure keeps the row and what is needed to try again; the claim's other devices are freed.
@@ -53,7 +66,7 @@ func TestUnprepareFails(t *testing.T) {
 				require.Equal(t, "Failed", row.State())
 				require.Contains(t, tt.err, row.Error)
 				require.Equal(t, tt.step == "return a", row.Attachment != nil, "the row says where the link is")
-				require.NotEmpty(t, f.status.takeWithdrawn())
+				require.Equal(t, []string{"a"}, f.status.applied["uid-c"])
 			}
 			clear(f.host.fail)
 			require.NoError(t, f.Unprepare(t.Context(), "uid-c"))

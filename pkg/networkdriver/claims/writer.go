@@ -101,7 +101,15 @@ func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocat
 	if err != nil {
 		return err
 	}
-	return w.write(ctx, claim, w.knowledge(claim), statuses)
+	err = w.write(ctx, claim, w.knowledge(claim), statuses)
+	if len(rows) > 0 {
+		return err
+	}
+	if err != nil && !w.isGone(ctx, claim, err) {
+		return err
+	}
+	w.forget(claim)
+	return nil
 }
 
 // Withdraw implements [StatusWriter].

@@ -338,19 +338,20 @@ func TestWithdrawAndApplyInOrder(t *testing.T) {
 	f := newWriterFixture(t, newFakeAPI(claim), "a")
 	_, err := f.Prepare(t.Context(), claim)
 	require.NoError(t, err)
-	require.NoError(t, f.Unprepare(t.Context(), claim.UID)) // not running yet, so the withdrawal is due
-	require.Len(t, f.api.devices("c"), 1)
+	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
+	f.writer.Withdraw(RefOf(claim)) // not running yet, so the withdrawal is due
 	_, err = f.Prepare(t.Context(), claim)
 	require.NoError(t, err)
 	f.run()
 	f.settled()
 	require.Len(t, f.api.devices("c"), 1)
 
+	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
 	release := make(chan struct{})
 	f.api.mu.Lock()
 	f.api.block = release
 	f.api.mu.Unlock()
-	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
+	f.writer.Withdraw(RefOf(claim))
 	require.Eventually(t, func() bool { return len(f.writer.withdrawnClaims()) == 0 }, waitFor, tick) // it is being written
 	done := make(chan error)
 	go func() {
@@ -406,6 +407,28 @@ func TestWithdrawAfterFailedApply(t *testing.T) {
 	require.ErrorContains(t, err, "etcd")
 	require.Eventually(t, func() bool { return len(f.api.devices("c")) == 0 }, waitFor, tick)
 	require.Empty(t, f.host.vlans)
+}
+
+// When kubelet has been told that a claim is unprepared, no restart can find a record of it, also when the writer's
+// queue does not come to it any more. Nothing is kept in memory of a claim that is through, or gone.
+func TestUnprepareLeavesNoRecord(t *testing.T) {
+	claim := newClaim("c", with("net", "a"))
+	f := newWriterFixture(t, newFakeAPI(claim), "a")
+	_, err := f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.Len(t, f.api.devices("c"), 1)
+	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
+	require.Empty(t, f.api.devices("c"))
+	require.Empty(t, f.writer.written)
+
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	f.api.mu.Lock()
+	clear(f.api.claims)
+	f.api.mu.Unlock()
+	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
+	require.Empty(t, f.writer.written)
+	require.Empty(t, f.writer.withdrawn)
 }
 
 // Claims that wait for a stuck API server do not keep the writer from stopping.
