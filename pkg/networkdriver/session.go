@@ -107,7 +107,7 @@ func (s *session) must(ctx context.Context, part string, err error) {
 }
 
 func (s *session) addManagers(node *corev1.Node) {
-	ips := nodeIPs(node, s.log)
+	ips, pfs := nodeIPs(node, s.log), &sriov.PFLocks{}
 	runner := func(kind types.DeviceManagerType) managerRunner {
 		return managerRunner{kind: kind, inventory: s.inventory, log: s.log}
 	}
@@ -122,7 +122,7 @@ func (s *session) addManagers(node *corev1.Node) {
 		make: func(config any) types.DeviceManager {
 			c, _ := config.(*v2alpha1.SRIOVDeviceManagerConfig)
 			return sriov.New(sriov.Params{
-				Logger: s.log, Config: c, SysfsPath: s.Config.SysfsPath, NodeIPs: ips, Prepared: s.prepared,
+				Logger: s.log, Config: c, SysfsPath: s.Config.SysfsPath, NodeIPs: ips, Prepared: s.prepared, PFs: pfs,
 			})
 		},
 	}, {

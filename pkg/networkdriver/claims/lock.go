@@ -7,47 +7,19 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 )
 
-// keyedLock is a lock per key: holders of different keys do not wait for each other.
-type keyedLock struct {
-	mu    sync.Mutex // guards locks and the user counts in it
-	locks map[string]*keyLock
-}
+// claimLocks keep calls for one claim apart.
+type claimLocks struct{ keylock.Locks[string] }
 
-type keyLock struct {
-	held  chan struct{} // holds an element while the key is locked
-	users int           // holder and waiters
-}
-
-// lock waits until the key is free or the context ends.
-func (k *keyedLock) lock(ctx context.Context, key string) (unlock func(), err error) {
-	k.mu.Lock()
-	if k.locks == nil {
-		k.locks = map[string]*keyLock{}
+// lock waits until no other call for the claim is at work, or until the context ends.
+func (l *claimLocks) lock(ctx context.Context, uid string) (unlock func(), err error) {
+	if unlock, err = l.Lock(ctx, uid); err != nil {
+		return nil, fmt.Errorf("wait for an earlier call for the same claim: %w", err)
 	}
-	l := k.locks[key]
-	if l == nil {
-		l = &keyLock{held: make(chan struct{}, 1)}
-		k.locks[key] = l
-	}
-	l.users++
-	k.mu.Unlock()
-
-	leave := func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(k.locks, key)
-		}
-	}
-	select {
-	case l.held <- struct{}{}:
-		return func() { <-l.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, fmt.Errorf("wait for an earlier call for the same claim: %w", context.Cause(ctx))
-	}
+	return unlock, nil
 }
 
 // reservations keeps two concurrent Prepares from taking the same thing before the allocation table shows it: a

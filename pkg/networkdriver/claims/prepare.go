@@ -44,7 +44,7 @@ type Params struct {
 // after the other.
 type Preparer struct {
 	Params
-	claims   keyedLock
+	claims   claimLocks
 	reserved reservations
 }
 

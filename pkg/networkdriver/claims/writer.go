@@ -51,7 +51,7 @@ type WriterParams struct {
 // Writer keeps the driver's entries in the status of claims: at once when asked to by Apply, else in Run.
 type Writer struct {
 	WriterParams
-	claims keyedLock // serialises writes and the use of a claim's *written
+	claims claimLocks // serialises writes and the use of a claim's *written
 
 	mu        sync.Mutex // guards the fields below
 	written   map[kubetypes.UID]*written

@@ -39,7 +39,7 @@ func (o *outcome) dev() types.Device {
 // attachPod puts all devices of the pod into the sandbox, or none.
 func (h *Hooks) attachPod(ctx context.Context, pod *api.PodSandbox) error {
 	uid := kubetypes.UID(pod.GetUid())
-	unlock, err := h.locks.lock(ctx, uid)
+	unlock, err := h.locks.Lock(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("pod %s: an earlier attach or detach is still going on: %w", podName(pod), err)
 	}
@@ -180,7 +180,7 @@ func (h *Hooks) discard(ctx context.Context, lost []*outcome, sandboxID string) 
 // detachPod brings home what is in the sandbox.
 func (h *Hooks) detachPod(ctx context.Context, pod *api.PodSandbox) error {
 	uid := kubetypes.UID(pod.GetUid())
-	unlock, err := h.locks.lock(ctx, uid)
+	unlock, err := h.locks.Lock(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("an earlier attach or detach is still going on: %w", err)
 	}
@@ -236,7 +236,7 @@ func (h *Hooks) detach(ctx context.Context, netns string, dev types.Device) (err
 // Return brings the row's device home, wherever its link is, before the device is freed. The row in the table may
 // have a newer PreparedDevice afterwards than the one given.
 func (h *Hooks) Return(ctx context.Context, row *tables.DRAAllocation) error {
-	unlock, err := h.locks.lock(ctx, row.PodUID)
+	unlock, err := h.locks.Lock(ctx, row.PodUID)
 	if err != nil {
 		return fmt.Errorf("return %s: an attach or detach is still going on: %w", describe(row), err)
 	}

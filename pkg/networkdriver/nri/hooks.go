@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -49,7 +50,7 @@ type Hooks struct {
 	metrics     *Metrics
 	timeout     time.Duration
 
-	locks   podLocks
+	locks   keylock.Locks[kubetypes.UID] // of pods that something is being done for
 	running operations
 }
 

@@ -91,7 +91,7 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 }
 
 func (h *Hooks) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []sandbox) error {
-	unlock, err := h.locks.lock(ctx, uid)
+	unlock, err := h.locks.Lock(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("an earlier attach or detach is still going on: %w", err)
 	}

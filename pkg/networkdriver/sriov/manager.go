@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -46,6 +47,21 @@ type Params struct {
 	// Prepared says whether the device with this name is prepared for a claim. The link of such a device may be in a
 	// pod, where discovery cannot see it. It must know the restored allocations before Run is called.
 	Prepared func(name string) bool
+	// PFs are the locks of the node's PFs. A device belongs to the manager that found or restored it, so that managers
+	// which follow each other must have the same. Nil: locks of its own.
+	PFs *PFLocks
+}
+
+// PFLocks serialise what is done to the VFs of one PF, by its PCI address: its driver answers busy to the second caller.
+// Other PFs do not wait.
+type PFLocks struct{ keylock.Locks[string] }
+
+// acquire waits for the PF's lock and returns the function that gives it back.
+func (l *PFLocks) acquire(ctx context.Context, pfAddr string) (release func(), err error) {
+	if release, err = l.Lock(ctx, pfAddr); err != nil {
+		return nil, fmt.Errorf("wait for other work on PF %s: %w", pfAddr, err)
+	}
+	return release, nil
 }
 
 // Manager is the device manager of SR-IOV virtual functions.
@@ -57,7 +73,7 @@ type Manager struct {
 	prepared func(name string) bool
 	// provisioner is used by Run only.
 	provisioner *provisioner
-	pfs         pfLocks
+	pfs         *PFLocks
 }
 
 var _ types.DeviceManager = (*Manager)(nil)
@@ -72,6 +88,10 @@ func newManager(p Params, k kernel) *Manager {
 		kernel:   k,
 		nodeIPs:  p.NodeIPs,
 		prepared: p.Prepared,
+		pfs:      p.PFs,
+	}
+	if m.pfs == nil {
+		m.pfs = &PFLocks{}
 	}
 	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, failed: map[string]failure{}}
 	if p.Config != nil {
@@ -182,33 +202,5 @@ func (m *Manager) watchLinks(ctx context.Context, changed chan<- struct{}) {
 		}
 		// Events may have been missed.
 		notify()
-	}
-}
-
-// pfLocks serialises what is done to the VFs of one PF, whose driver answers busy to the second caller; other PFs do
-// not wait.
-type pfLocks struct {
-	// mu guards byAddr.
-	mu     sync.Mutex
-	byAddr map[string]chan struct{}
-}
-
-// acquire waits for the PF's lock and returns the function that gives it back.
-func (l *pfLocks) acquire(ctx context.Context, pfAddr string) (release func(), err error) {
-	l.mu.Lock()
-	if l.byAddr == nil {
-		l.byAddr = map[string]chan struct{}{}
-	}
-	lock, ok := l.byAddr[pfAddr]
-	if !ok {
-		lock = make(chan struct{}, 1)
-		l.byAddr[pfAddr] = lock
-	}
-	l.mu.Unlock()
-	select {
-	case lock <- struct{}{}:
-		return func() { <-lock }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for other work on PF %s: %w", pfAddr, ctx.Err())
 	}
 }

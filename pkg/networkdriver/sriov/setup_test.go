@@ -225,8 +225,13 @@ func TestConcurrentSetup(t *testing.T) {
 		}
 		other := node.pf("0000:04:00.0", "ens2f0", 7)
 		node.kernelVF("0000:04:00.0", 0, "0000:04:10.0", "ens2f0v0")
-		devices, _ := node.scan(node.manager(Params{}))
-		require.Len(t, devices, 8)
+		// Devices of managers that followed each other, as after a restart and a new configuration.
+		pfs := &PFLocks{}
+		var devices [2]map[string]*Device
+		for i := range devices {
+			devices[i], _ = node.scan(node.manager(Params{PFs: pfs}))
+			require.Len(t, devices[i], 8)
+		}
 
 		var busy atomic.Bool
 		slow := make(chan struct{})
@@ -244,13 +249,13 @@ func TestConcurrentSetup(t *testing.T) {
 		}
 		var stuck, rest sync.WaitGroup
 		stuck.Go(func() {
-			_, err := devices["0000-04-10-0"].Setup(t.Context(), withVLAN(5))
+			_, err := devices[0]["0000-04-10-0"].Setup(t.Context(), withVLAN(5))
 			require.NoError(t, err)
 		})
 		synctest.Wait()
 		for i := range 7 {
 			rest.Go(func() {
-				_, err := devices[fmt.Sprintf("0000-03-10-%d", i)].Setup(t.Context(), withVLAN(100+i))
+				_, err := devices[i%2][fmt.Sprintf("0000-03-10-%d", i)].Setup(t.Context(), withVLAN(100+i))
 				require.NoError(t, err)
 			})
 		}
@@ -262,7 +267,7 @@ func TestConcurrentSetup(t *testing.T) {
 		// Who waits for the stuck PF can be told to give up.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := devices["0000-04-10-0"].Setup(ctx, withVLAN(6))
+		_, err := devices[0]["0000-04-10-0"].Setup(ctx, withVLAN(6))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "wait for other work on PF 0000:04:00.0")
 		close(slow)

@@ -4,53 +4,10 @@
 package nri
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"time"
-
-	kubetypes "k8s.io/apimachinery/pkg/types"
 )
-
-// podLocks is one lock per pod that something is being done for. It is held over I/O and so taken with a context.
-type podLocks struct {
-	mu   sync.Mutex // guards pods and users
-	pods map[kubetypes.UID]*podLock
-}
-
-type podLock struct {
-	held  chan struct{} // holds a token while the lock is taken
-	users int           // holder and those who wait
-}
-
-func (l *podLocks) lock(ctx context.Context, pod kubetypes.UID) (unlock func(), err error) {
-	l.mu.Lock()
-	if l.pods == nil {
-		l.pods = map[kubetypes.UID]*podLock{}
-	}
-	p := l.pods[pod]
-	if p == nil {
-		p = &podLock{held: make(chan struct{}, 1)}
-		l.pods[pod] = p
-	}
-	p.users++
-	l.mu.Unlock()
-
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if p.users--; p.users == 0 {
-			delete(l.pods, pod)
-		}
-	}
-	select {
-	case p.held <- struct{}{}:
-		return func() { <-p.held; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
-	}
-}
 
 // operations are the pieces of work going on, to wait for them and to find one that never ends.
 type operations struct {
