@@ -211,9 +211,9 @@ func (m *Manager) setVLAN(ctx context.Context, vf *virtFn, s VFSettings) error {
 	return nil
 }
 
-// free restores what the PF had on record for the VF. A VF or PF that is gone took its settings with it. A VLAN that is
-// no longer the claim's was changed by someone else while the VF was the claim's; the VF goes back as it was found all
-// the same.
+// free restores what the PF had on record for the VF. A VF that is gone, with its PF or without, took its settings with
+// it; one whose PF is merely out of reach did not. A VLAN that is no longer the claim's was changed by someone else while
+// the VF was the claim's; the VF goes back as it was found all the same.
 func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) error {
 	log := m.log.With("device", d.IfName())
 	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
@@ -224,8 +224,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 	case err != nil:
 		return err
 	case vf.pf.ifName == "":
-		log.Warn("Nothing to restore of a VF whose PF is gone", "pf", d.PFName)
-		return nil
+		return m.freeWithoutPF(vf, d, cfg)
 	}
 
 	release, err := m.pfs.acquire(ctx, vf.pf.addr)
@@ -253,6 +252,21 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 		}
 	}
 	return m.restoreMAC(ctx, vf, now.MAC, d.Original)
+}
+
+// freeWithoutPF is what is left to do when the PF has no interface on the host. Without a driver the PF has lost its
+// record; else somebody has moved the interface, and the VF is still in its VLAN.
+func (m *Manager) freeWithoutPF(vf *virtFn, d *Device, cfg types.DeviceConfig) error {
+	driver, err := m.sysfs.linkBase(vf.pf.addr, "driver")
+	if err != nil {
+		return fmt.Errorf("read the driver of its physical function %s: %w", vf.pf.addr, err)
+	}
+	if driver == "" || isUserspaceDriver(driver) || d.Original.VF.sameVLAN(VFSettings{VLAN: cfg.VLAN()}) {
+		m.log.Warn("Nothing to restore of a VF whose PF is gone", "device", d.IfName(), "pf", d.PFName)
+		return nil
+	}
+	return fmt.Errorf("its physical function %s has no interface in the host's network namespace, by which VLAN %d could be set back to %d; bring %s back",
+		vf.pf.addr, cfg.VLAN(), d.Original.VF.VLAN, d.PFName)
 }
 
 // restoreMAC removes an address from the PF's record that the pod left there. Most often there is nothing to do: the

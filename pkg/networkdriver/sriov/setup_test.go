@@ -293,7 +293,8 @@ func TestSetupRemembersSettledName(t *testing.T) {
 func TestFreeOfWhatIsGone(t *testing.T) {
 	for name, vanish := range map[string]func(node *tree){
 		"VF":           func(n *tree) { n.remove("bus/pci/devices/0000:03:10.0") },
-		"PF":           func(n *tree) { n.hideNetdev(pfAddr, pfName) },
+		"PF":           func(n *tree) { n.hideNetdev(pfAddr, pfName); n.remove(filepath.Join(bus, pfAddr, "driver")) },
+		"PF in vfio":   func(n *tree) { n.hideNetdev(pfAddr, pfName); n.bind(pfAddr, "vfio-pci") },
 		"another kind": func(n *tree) { n.remove(filepath.Join(bus, "0000:03:10.0", "physfn")) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -335,6 +336,26 @@ func TestFreeWarnsOfForeignVLAN(t *testing.T) {
 	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
 	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
 	require.Contains(t, log.String(), "was changed while it was a claim's")
+}
+
+// The interface of a PF may be given away while its VFs are in use. A VLAN that cannot be taken off is not forgotten.
+func TestFreeWithPFOutOfReach(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	tagged, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	link, err := node.kernel.Link(pf)
+	require.NoError(t, err)
+	node.hideNetdev(pfAddr, pfName)
+	require.ErrorContains(t, tagged.Free(t.Context(), withVLAN(5)), "physical function 0000:03:00.0 has no interface")
+	node.showNetdev(link)
+	require.NoError(t, tagged.Free(t.Context(), withVLAN(5)))
+	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+
+	untagged, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	node.hideNetdev(pfAddr, pfName)
+	require.NoError(t, untagged.Free(t.Context(), types.DeviceConfig{}), "there is nothing to take off")
 }
 
 func TestFreeFailureIsReported(t *testing.T) {
