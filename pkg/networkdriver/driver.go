@@ -270,16 +270,16 @@ func (d *driver) serveHeld(ctx context.Context, node *corev1.Node, driverName st
 	if spec.Validate() != nil {
 		return // the name is what is invalid
 	}
-	held, err := d.holds(ctx, driverName)
+	held, err := d.holds(ctx, spec.DriverName)
 	switch {
 	case ctx.Err() != nil || err == nil && !held:
 		return
 	case err != nil:
 		d.Logger.Warn("Cannot find out whether pods of this node have devices, and there is no valid node config: taken for granted",
-			"driver", driverName, "error", err)
+			"driver", spec.DriverName, "error", err)
 	default:
 		d.Logger.Warn("Pods of this node are allotted devices, and there is no valid node config: their devices are looked after, none are offered",
-			"driver", driverName)
+			"driver", spec.DriverName)
 	}
 	d.session = d.startSession(ctx, node, spec, nil)
 }

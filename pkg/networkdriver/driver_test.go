@@ -223,9 +223,19 @@ func TestDriverServesHeldDevices(t *testing.T) {
 		"invalid config": {config: invalid, driver: "other.example", reason: reasonInvalidConfig},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := startAgent(t, &nodeConfigs{first: tt.config}, holder(t, tt.driver)...)
+			configs := &nodeConfigs{first: tt.config, changes: make(chan *v2alpha1.CiliumNetworkDriverNodeConfig)}
+			a := startAgent(t, configs, holder(t, tt.driver)...)
 			a.waitForHeld(t)
 			a.waitFor(t, tt.reason)
+
+			valid := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{
+				DriverName:           tt.driver,
+				DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true, Count: 5}},
+			})
+			valid.Generation = 2
+			configs.changes <- valid
+			require.Eventually(t, func() bool { return len(debugapi.Devices(a.db)) == 5 }, 20*time.Second, 10*time.Millisecond)
+			a.waitFor(t, reasonWaitingForNRI)
 		})
 	}
 }
