@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"github.com/spf13/pflag"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 )
 
 // Config are the driver's flags.
@@ -35,7 +37,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 var defaultConfig = Config{
 	KubeletRootDir: "/var/lib/kubelet",
 	NRISocketPath:  "/var/run/nri/nri.sock",
-	NRIPluginIndex: "10",
+	NRIPluginIndex: nri.DefaultIndex,
 }
 
 // enabled is true for either spelling of the flag.

@@ -219,6 +219,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("follow table %s: %w", tables.AllocationTableName, err)
 	}
+	defer changes.Close()
 	for {
 		names := map[string]struct{}{}
 		seq, watch := changes.Next(i.db.ReadTxn())
