@@ -4,8 +4,11 @@
 package claims
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -38,6 +41,7 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]types.De
 		cfg  types.DeviceConfig
 	}
 	layers := make([][]layer, len(results))
+	written := claim.Spec.Devices.Config
 	for _, entry := range claim.Status.Allocation.Devices.Config {
 		if entry.Opaque == nil || entry.Opaque.Driver != driver {
 			continue
@@ -46,10 +50,14 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]types.De
 		if err != nil {
 			return nil, permanentError{err}
 		}
+		names := entry.Requests
+		if entry.Source == resourceapi.AllocationConfigSourceClaim {
+			names, written = asWritten(entry, written, results)
+		}
 		var cfg types.DeviceConfig
 		parsed := false
 		for i, result := range results {
-			exactness := exactnessOf(entry.Requests, result.Request)
+			exactness := exactnessOf(names, result.Request)
 			if exactness == notNamed {
 				continue
 			}
@@ -94,6 +102,38 @@ func originOf(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequ
 		return 0, "", fmt.Errorf("requests %s: parameters come from %q, which is neither %s nor %s", quoteAll(requestNames(results)),
 			entry.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim)
 	}
+}
+
+// asWritten returns the names in a configuration of the claim as its author wrote them, and what of the spec's
+// configurations comes after it. Newer schedulers leave the names out of the allocation where they amount to all
+// requests, so that a configuration for the only request, or for its subrequest, would look like one for all.
+func asWritten(entry resourceapi.DeviceAllocationConfiguration, spec []resourceapi.DeviceClaimConfiguration,
+	results []resourceapi.DeviceRequestAllocationResult,
+) (names []string, rest []resourceapi.DeviceClaimConfiguration) {
+	if len(entry.Requests) > 0 {
+		return entry.Requests, spec
+	}
+	for i, config := range spec {
+		if config.Opaque == nil || config.Opaque.Driver != entry.Opaque.Driver ||
+			!sameJSON(config.Opaque.Parameters.Raw, entry.Opaque.Parameters.Raw) {
+			continue
+		}
+		if !slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return exactnessOf(config.Requests, r.Request) == notNamed
+		}) {
+			return config.Requests, spec[i+1:]
+		}
+	}
+	return nil, spec
+}
+
+// sameJSON says whether two documents differ in form at most.
+func sameJSON(a, b []byte) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
 }
 
 // exactnessOf says how exactly the names of a configuration name the request of a result, which is "request" or

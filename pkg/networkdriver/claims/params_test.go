@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -101,4 +102,44 @@ func TestResolveConfigs(t *testing.T) {
 	}
 	_, err := ResolveConfigs(&resourceapi.ResourceClaim{}, testDriver)
 	require.NoError(t, err, "a claim without allocation has no configurations")
+}
+
+// Newer schedulers drop the names of a configuration's requests in the allocation when they are all requests there are;
+// which is more exact is then known from the claim's spec only.
+func TestResolveConfigsWithoutNames(t *testing.T) {
+	type spec struct {
+		parameters string
+		requests   []string
+	}
+	for _, tt := range []struct {
+		name      string
+		spec      []spec
+		allocated []claimOption
+		want      types.DeviceConfig
+	}{
+		{"subrequest beats request", []spec{{`{"podIfName":"sub0"}`, []string{"net/vf"}}, {`{"vlan":3,"podIfName":"net0"}`, []string{"net"}}},
+			[]claimOption{fromClaim(`{"podIfName":"sub0"}`), fromClaim(`{"podIfName":"net0","vlan":3}`)}, types.DeviceConfig{PodIfName: "sub0", Vlan: vlan(3)}},
+		{"request beats all", []spec{{`{"vlan": 1}`, []string{"net"}}, {`{"vlan": 2}`, nil}},
+			[]claimOption{fromClaim(`{"vlan":1}`), fromClaim(`{"vlan":2}`)}, types.DeviceConfig{Vlan: vlan(1)}},
+		{"the other alternative's is not mistaken for it", []spec{{`{"vlan":1}`, []string{"net/best"}}, {`{"vlan":1}`, []string{"net"}}, {`{"vlan":2}`, nil}},
+			[]claimOption{fromClaim(`{"vlan":1}`), fromClaim(`{"vlan":2}`)}, types.DeviceConfig{Vlan: vlan(1)}},
+		{"equal ones are taken in their order", []spec{{`{"vlan":1}`, []string{"net/vf"}}, {`{"vlan":2}`, []string{"net/vf"}}, {`{"vlan":1}`, []string{"net"}}},
+			[]claimOption{fromClaim(`{"vlan":1}`), fromClaim(`{"vlan":2}`), fromClaim(`{"vlan":1}`)}, types.DeviceConfig{Vlan: vlan(2)}},
+		{"names that are there count", []spec{{`{"vlan":1}`, []string{"net"}}},
+			[]claimOption{fromClaim(`{"vlan":1}`, "net"), fromClaim(`{"vlan":2}`)}, types.DeviceConfig{Vlan: vlan(1)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			claim := newClaim("c", append([]claimOption{with("net/vf", "a")}, tt.allocated...)...)
+			for _, s := range tt.spec {
+				claim.Spec.Devices.Config = append(claim.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{
+					Requests: s.requests, DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+						Driver: testDriver, Parameters: runtime.RawExtension{Raw: []byte(s.parameters)},
+					}},
+				})
+			}
+			got, err := ResolveConfigs(claim, testDriver)
+			require.NoError(t, err)
+			require.Equal(t, []types.DeviceConfig{tt.want}, got)
+		})
+	}
 }
