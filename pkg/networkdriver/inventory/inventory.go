@@ -247,11 +247,17 @@ func (i *Inventory) merge(names map[string]struct{}) {
 			continue
 		}
 		dev := i.managers[row.Manager].byName[name]
+		prepared := false
 		for allocation := range i.allocations.List(txn, tables.AllocationsByDevice(name)) {
 			if allocation.Manager == row.Manager {
-				dev = dev.Merge(allocation.PreparedDevice)
+				dev, prepared = dev.Merge(allocation.PreparedDevice), true
 				break
 			}
+		}
+		if !prepared && !dev.Link().IsZero() && dev.KernelIfName() == "" && row.Dev.KernelIfName() != "" {
+			// The snapshot is from when the link was in the pod, and the next one is due. Until then the row is right,
+			// and without this each pod that ends would have the device's slice written twice.
+			continue
 		}
 		i.write(txn, row, &tables.DRADevice{Name: name, Manager: row.Manager, Dev: dev})
 	}

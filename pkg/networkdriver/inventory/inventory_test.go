@@ -214,6 +214,37 @@ func TestMerge(t *testing.T) {
 	assert.NoError(t, <-done)
 }
 
+// linked is a device with a link.
+type linked struct{ *inventorytest.Device }
+
+func (l linked) Link() types.LinkID { return types.LinkID{PCIAddr: "0000:03:00.1"} }
+
+func (l linked) Merge(prepared types.Device) types.Device {
+	return linked{l.Device.Merge(prepared).(*inventorytest.Device)}
+}
+
+// A device whose link is just home from a pod does not lose its name until the next snapshot, but what the snapshot
+// after that sees counts.
+func TestFreedBeforeTheNextSnapshot(t *testing.T) {
+	f := newFixture(t)
+	f.Publish(sriov, snap(linked{dev("a", "ens1f0v0")}))
+	f.allocate("p", linked{dev("a", "ens1f0v0")}, sriov)
+	f.Publish(sriov, snap(linked{dev("a", "")}))
+	_, changed := f.devices.AllWatch(f.db.ReadTxn())
+
+	f.free("p", "a")
+	f.merge(map[string]struct{}{"a": {}})
+	assert.Equal(t, "sr-iov ens1f0v0", f.rows()["a"])
+	f.Publish(sriov, snap(linked{dev("a", "ens1f0v0")}))
+	select {
+	case <-changed:
+		t.Fatal("the end of a pod woke who publishes the inventory")
+	default:
+	}
+	f.Publish(sriov, snap(linked{dev("a", "other0")}))
+	assert.Equal(t, "sr-iov other0", f.rows()["a"])
+}
+
 func (f fixture) eventually(t *testing.T, device, want string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
