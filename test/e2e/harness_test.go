@@ -197,6 +197,14 @@ func request(name, class string) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}
 }
 
+// named is the request for the one device whose attribute ifName has the value.
+func named(r resourceapi.DeviceRequest, ifName string) resourceapi.DeviceRequest {
+	r.Exactly.Selectors = append(r.Exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.attributes[%q].ifName == %q", driverName, ifName),
+	}})
+	return r
+}
+
 // config is parameters for requests, for all of them if none is named.
 func config(parameters string, requests ...string) resourceapi.DeviceClaimConfiguration {
 	return resourceapi.DeviceClaimConfiguration{Requests: requests, DeviceConfiguration: opaque(parameters)}
@@ -347,6 +355,16 @@ func (e *T) mustInPod(pod, script string) string {
 	out, ok := e.inPod(pod, script)
 	require.True(e, ok, "in pod %s: %s: %s", pod, script, out)
 	return out
+}
+
+// hasInterface returns what is wrong with the pod's interface: nothing if it is there and up.
+func (e *T) hasInterface(pod, name string) string {
+	e.Helper()
+	out, ok := e.inPod(pod, "ip -o link show up dev "+name+" | grep "+name)
+	if !ok {
+		return fmt.Sprintf("pod %s has no interface %s that is up: %s", pod, name, out)
+	}
+	return ""
 }
 
 // onNode runs a script on the node that must succeed.

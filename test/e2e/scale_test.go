@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// TestManyDevices offers more devices in one pool than one slice or two can hold: the last one can be allotted too.
+func TestManyDevices(t *testing.T) {
+	const count, last = 300, "dummy299"
+	e := start(t)
+	n := e.node("node1")
+	e.configure("node1", dummySpec(count))
+	slices := e.waitDevices("node1", "fast-net", count)
+	require.Len(e, slices, 3)
+	for _, s := range slices {
+		require.LessOrEqual(e, len(s.Spec.Devices), resourceapi.ResourceSliceMaxDevices)
+		require.EqualValues(e, 3, s.Spec.Pool.ResourceSliceCount)
+		require.Equal(e, slices[0].Spec.Pool.Generation, s.Spec.Pool.Generation)
+	}
+	e.class("dummy", "fast-net")
+	e.template("last", []resourceapi.DeviceRequest{named(request("net", "dummy"), last)}, config(`{"podIfName": "last0"}`))
+	e.pod("last", "node1", "last")
+	e.running("last")
+	rows := e.allocations(n)
+	require.Len(e, rows, 1)
+	require.Equal(e, last, rows[0].DeviceName)
+	require.Empty(e, e.hasInterface("last", "last0"))
+	e.waitDevices("node1", "fast-net", count)
+	e.deletePods("last")
+	e.noAllocations(n)
+}
