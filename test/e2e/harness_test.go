@@ -95,12 +95,6 @@ func (e *T) eventually(what string, check func() string) {
 	}
 }
 
-// apply applies YAML documents, in which NODE stands for nothing special: callers format them.
-func (e *T) apply(format string, args ...any) {
-	e.Helper()
-	require.NoError(e, e.Apply(e.ctx, fmt.Appendf(nil, format, args...)))
-}
-
 // configure gives a node a node config and waits until the agent has applied it.
 func (e *T) configure(node string, spec v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
 	e.Helper()

@@ -80,12 +80,6 @@ func (h *host) seen(call string) func() bool {
 	}
 }
 
-func (h *host) setFail(call string, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.fail[call] = err
-}
-
 func (h *host) vlan(device string) (int, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/test/deploy"
+)
+
+// twoVFs starts a pod on node1 with the VFs 0 and 1 as sriov0 and sriov1 in VLAN 1001.
+func twoVFs(e *T) {
+	e.Helper()
+	e.configure("node1", sriovPools(vfPool("first", 0), vfPool("second", 1)))
+	e.waitDevices("node1", "first", 1)
+	e.waitDevices("node1", "second", 1)
+	e.class("first", "first")
+	e.class("second", "second")
+	e.template("two", []resourceapi.DeviceRequest{request("a", "first"), request("b", "second")},
+		config(`{"vlan": 1001, "podIfName": "sriov0"}`, "a"), config(`{"vlan": 1001, "podIfName": "sriov1"}`, "b"))
+	e.pod("two", "node1", "two")
+}
+
+// links returns the names of the node's links.
+func (e *T) links(node string) []string {
+	e.Helper()
+	var names []string
+	for name := range e.hostState(e.node(node)).Links {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestPodChangesInterface: a pod may do with its interface what it likes, and put another in its place. The VF comes
+// home as it went, and the pod's own link does not come at all.
+func TestPodChangesInterface(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	before := e.hostState(n)
+	e.configure("node1", sriovPools(vfPool("first", 0)))
+	e.waitDevices("node1", "first", 1)
+	e.class("first", "first")
+	e.vlanTemplate("first", "first", 1001)
+	e.pod("a", "node1", "first")
+	e.running("a")
+	require.NotContains(e, e.links("node1"), vfName(0))
+	e.mustInPod("a", `set -e
+		ip link set sriov0 down
+		ip link set sriov0 name foo
+		ip link property add dev foo altname a-name-of-the-pod
+		ip link add sriov0 type dummy
+		ip link set foo address 02:aa:bb:cc:dd:ee mtu 1400
+		ip link set foo promisc on allmulticast on
+		ip link set foo up`)
+	require.Contains(e, e.mustInPod("a", "ip link show foo"), "02:aa:bb:cc:dd:ee")
+	e.deletePods("a")
+	e.requireRestored(n, before)
+	require.NotContains(e, e.onNode(n, "ip -d link show "+vfName(0)), "promiscuity 1")
+
+	// The next pod has what is the VF's own.
+	e.pod("b", "node1", "first")
+	e.running("b")
+	require.Contains(e, e.mustInPod("b", "ip link show sriov0"), before.Links[vfName(0)].MAC)
+}
+
+// TestNamespaceGone: while the agent is away, the processes and the namespace of a pod are destroyed, so that the kernel
+// puts the VFs on the host under the names they had in the pod. The agent finds and repairs them.
+func TestNamespaceGone(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	before := e.hostState(n)
+	twoVFs(e)
+	e.running("two")
+	rows := e.allocations(n)
+	require.Len(e, rows, 2)
+	netns := rows[0].Attachment.NetNS
+
+	_, err := n.Stop(e.ctx, deploy.Agent)
+	require.NoError(e, err)
+	e.onNode(n, fmt.Sprintf(`for pid in $(ip netns pids %[1]s); do kill -9 $pid; done; umount %[2]s; rm %[2]s`, baseName(netns), netns))
+	e.eventually("VFs on the host under the pod's names", func() string {
+		links := e.links("node1")
+		if !slices.Contains(links, "sriov0") || !slices.Contains(links, "sriov1") {
+			return fmt.Sprint(links)
+		}
+		return ""
+	})
+	require.Equal(e, 1001, e.vlanOf(n, 0))
+
+	require.NoError(e, e.StartAgent(e.ctx, n))
+	e.deletePods("two")
+	e.noAllocations(n)
+	e.requireRestored(n, before)
+}
+
+// TestNameTaken: the VF's name was given to another link of the host while the VF was in a pod. It comes home under
+// another name, and gets its own when that is free.
+func TestNameTaken(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	before := e.hostState(n)
+	e.configure("node1", sriovPools(vfPool("first", 0)))
+	e.waitDevices("node1", "first", 1)
+	e.class("first", "first")
+	e.vlanTemplate("first", "first", 1001)
+	e.pod("a", "node1", "first")
+	e.running("a")
+	e.onNode(n, fmt.Sprintf("ip link add %s type dummy", vfName(0)))
+	e.deletePods("a")
+	e.noAllocations(n)
+	now := e.hostState(n)
+	home, ok := now.Links["netdrv0"]
+	require.True(e, ok, "%+v", now.Links)
+	require.Equal(e, before.Links[vfName(0)], home)
+	require.Equal(e, before.VFs, now.VFs)
+	require.Equal(e, "dummy", now.Links[vfName(0)].Kind)
+
+	e.onNode(n, "ip link del "+vfName(0))
+	e.requireRestored(n, before)
+}

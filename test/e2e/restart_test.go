@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cilium/networkdriver/test/deploy"
+	"github.com/cilium/networkdriver/test/lab"
+)
+
+// onePodEach starts a pod with a VF and one with a dummy on the node.
+func (e *T) onePodEach(n *lab.Node) {
+	e.Helper()
+	e.offerBoth(n)
+	e.pod("vf", n.Name(), "vf")
+	e.pod("dummy", n.Name(), "dummy")
+	e.running("vf", "dummy")
+}
+
+// offerBoth has the node offer four VFs and three dummies, with a class and a template for each kind.
+func (e *T) offerBoth(n *lab.Node) {
+	e.Helper()
+	e.configure(n.Name(), mixedSpec(3))
+	e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	e.waitDevices(n.Name(), "fast-net", 3)
+	e.class("vf", "sriov-pool")
+	e.class("dummy", "fast-net")
+	e.template("vf", []resourceapi.DeviceRequest{request("net", "vf")}, config(`{"vlan": 1001, "podIfName": "vf0"}`))
+	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+}
+
+// prepared is everything that the driver keeps and has set up on a node.
+type prepared struct {
+	Rows []allocation
+	Host hostState
+	Pods map[string]string
+}
+
+func (e *T) prepared(n *lab.Node, interfaces map[string]string) prepared {
+	e.Helper()
+	p := prepared{Rows: e.allocations(n), Host: e.hostState(n), Pods: map[string]string{}}
+	for pod, name := range interfaces {
+		p.Pods[pod] = e.mustInPod(pod, "ip -o -d link show "+name)
+	}
+	return p
+}
+
+// TestAgentRestart restarts the agent under running pods, asked and killed: what it knew is there again, nothing is
+// set up a second time, and the pods' devices are given back properly later.
+func TestAgentRestart(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	e.onePodEach(n)
+	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
+	before := e.prepared(n, interfaces)
+	require.Len(e, before.Rows, 2)
+	for _, row := range before.Rows {
+		require.NotNil(e, row.Attachment, "%+v", row)
+	}
+
+	for _, end := range []func(*lab.Node){e.stopAgent, e.killAgent} {
+		m := e.mark(n, deploy.Agent)
+		changes := e.watchLinks(n)
+		end(n)
+		e.startAgent(n)
+		e.logSays(m, "Prepared devices restored", "devices=2")
+		e.eventually("what is prepared", func() string { return cmp.Diff(before, e.prepared(n, interfaces)) })
+		require.Empty(e, changes(), "links of the host changed")
+		for _, again := range []string{"Device prepared", "Device attached", "Device freed"} {
+			require.Empty(e, e.matching(m, again))
+		}
+	}
+
+	e.deletePods("vf", "dummy")
+	e.noAllocations(n)
+}
+
+// TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
+// the sandbox starts, so that the hook finds the restored row; once the sandbox has started without it, and the device
+// is attached late.
+func TestAgentDiesBeforeSandbox(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	e.offerBoth(n)
+	prepared := func(rows int) {
+		e.eventually("allocation table", func() string {
+			if got := len(e.allocations(n)); got != rows {
+				return fmt.Sprintf("%d rows, want %d", got, rows)
+			}
+			return ""
+		})
+	}
+
+	resume := e.pause(n, lab.Containerd)
+	e.pod("vf", n.Name(), "vf")
+	prepared(1)
+	e.killAgent(n)
+	m := e.mark(n, deploy.Agent)
+	require.NoError(e, e.StartAgent(e.ctx, n))
+	e.logSays(m, "Prepared devices restored", "devices=1")
+	resume()
+	e.running("vf")
+	e.eventually("VF", func() string { return e.hasInterface("vf", "vf0") })
+	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
+
+	e.logSays(m, "Registered with kubelet")
+	resume = e.pause(n, lab.Containerd)
+	e.pod("dummy", n.Name(), "dummy")
+	prepared(2)
+	e.killAgent(n)
+	resume()
+	e.running("dummy")
+	require.NotEmpty(e, e.hasInterface("dummy", "dum0"), "without the agent there is nobody to move it")
+	m = e.mark(n, deploy.Agent)
+	e.startAgent(n)
+	e.eventually("dummy", func() string { return e.hasInterface("dummy", "dum0") })
+	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 1)
+	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
+
+	e.deletePods("vf", "dummy")
+	e.noAllocations(n)
+}
+
+// TestPodDeletedWhileAgentIsAway: the pod ends while nobody brings its devices home. When the agent is back they are.
+func TestPodDeletedWhileAgentIsAway(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	e.onePodEach(n)
+	e.killAgent(n)
+	// With time to end: the API forgets a pod at once that has none, and its claim with the record.
+	grace := int64(1)
+	for _, pod := range []string{"vf", "dummy"} {
+		require.NoError(e, e.Client.CoreV1().Pods(ns).Delete(e.ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
+	}
+	e.eventually("containers", func() string { return e.onNode(n, "ctr -n k8s.io tasks ls -q") })
+	m := e.mark(n, deploy.Agent)
+	e.startAgent(n)
+	e.logSays(m, "Prepared devices restored", "devices=2")
+	e.gone("vf", "dummy")
+	e.noAllocations(n)
+}
+
+// gone waits until pods that have been deleted are gone.
+func (e *T) gone(names ...string) {
+	e.Helper()
+	for _, name := range names {
+		e.eventually("pod "+name, func() string {
+			if _, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Sprintf("is not gone: %v", err)
+			}
+			return ""
+		})
+	}
+}
+
+// TestRuntimeRestart restarts containerd: the agent connects to it again, the devices stay in their pods, new pods get
+// theirs, and all come home.
+func TestRuntimeRestart(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node("node1")
+	e.onePodEach(n)
+	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
+	before := e.prepared(n, interfaces)
+
+	m := e.mark(n, deploy.Agent)
+	require.NoError(e, n.Restart(e.ctx, lab.Containerd))
+	e.logSays(m, "Connected to the container runtime through NRI")
+	e.eventually("what is prepared", func() string { return cmp.Diff(before, e.prepared(n, interfaces)) })
+	require.Empty(e, e.matching(m, "Device prepared"))
+	require.Empty(e, e.matching(m, "Device attached"))
+
+	e.pod("late", n.Name(), "vf")
+	e.running("late")
+	require.Empty(e, e.hasInterface("late", "vf0"))
+	e.deletePods("vf", "dummy", "late")
+	e.noAllocations(n)
+}
+
+// TestUnreadableRecord spoils the record of one device while the agent is away: the agent says so, leaves that device
+// to its pod, and restores the other.
+func TestUnreadableRecord(t *testing.T) {
+	e := start(t)
+	n := e.node("node1")
+	e.configure("node1", dummySpec(2))
+	e.waitDevices("node1", "fast-net", 2)
+	e.class("dummy", "fast-net")
+	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("bad", "node1", "dummy")
+	e.pod("good", "node1", "dummy")
+	e.running("bad", "good")
+	bad, good := e.claimOf("bad"), e.claimOf("good")
+	rows := e.allocations(n)
+	require.Len(e, rows, 2)
+
+	e.killAgent(n)
+	bad.Status.Devices[0].Data = &runtime.RawExtension{Raw: []byte(`{"version": "one"}`)}
+	_, err := e.Client.ResourceV1().ResourceClaims(ns).UpdateStatus(e.ctx, bad, metav1.UpdateOptions{})
+	require.NoError(e, err)
+	link := e.mustInPod("bad", "ip -o link show dum0")
+
+	m := e.mark(n, deploy.Agent)
+	e.startAgent(n)
+	e.logSays(m, "level=WARN", bad.Name, "device="+bad.Status.Devices[0].Device, "left to its pod")
+	left := e.allocations(n)
+	require.Len(e, left, 1)
+	require.Equal(e, string(good.UID), left[0].ClaimUID)
+	require.Equal(e, link, e.mustInPod("bad", "ip -o link show dum0"))
+
+	e.deletePods("bad", "good")
+	e.noAllocations(n)
+	// The device whose record was spoilt serves again.
+	e.template("again", []resourceapi.DeviceRequest{named(request("net", "dummy"), bad.Status.Devices[0].Device)})
+	e.pod("again", "node1", "again")
+	e.running("again")
+	e.deletePods("again")
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cilium/networkdriver/test/lab"
+)
+
+// TestForcedDeletion deletes a pod by force while the runtime cannot stop it, since the sandbox's process does not answer. The API takes its claim for free at once;
+// the next pod waits until the device is home, and is told who holds it.
+func TestForcedDeletion(t *testing.T) {
+	e := start(t)
+	n := e.node("node1")
+	e.configure("node1", dummySpec(1))
+	e.waitDevices("node1", "fast-net", 1)
+	e.class("dummy", "fast-net")
+	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("first", "node1", "dummy")
+	e.running("first")
+	holder := e.claimOf("first")
+
+	sandbox := e.allocations(n)[0].Attachment.SandboxID
+	signal := func(name string) {
+		e.onNode(n, fmt.Sprintf("kill -%s $(pgrep -f '[c]ontainerd-shim.*%s')", name, sandbox))
+	}
+	signal("STOP")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, _, _, _ = n.Exec(ctx, fmt.Sprintf("pkill -CONT -f '[c]ontainerd-shim.*%s'", sandbox))
+	})
+	now := int64(0)
+	require.NoError(e, e.Client.CoreV1().Pods(ns).Delete(e.ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	e.pod("second", "node1", "dummy")
+	e.eventSays("second", `request "net"`, "dummy0 is still held by", holder.Name, "default/first")
+	require.Len(e, e.allocations(n), 1)
+	require.Equal(e, string(holder.UID), e.allocations(n)[0].ClaimUID)
+
+	signal("CONT")
+	e.running("second")
+	require.Empty(e, e.hasInterface("second", "dum0"))
+	rows := e.allocations(n)
+	require.Len(e, rows, 1)
+	require.Equal(e, string(e.claimOf("second").UID), rows[0].ClaimUID)
+	e.deletePods("second")
+}
+
+// TestSharedClaim gives one claim to two pods: it is refused for both as long as two are there, and serves the one
+// that is left.
+func TestSharedClaim(t *testing.T) {
+	e := start(t)
+	n := e.node("node1")
+	e.configure("node1", dummySpec(2))
+	e.waitDevices("node1", "fast-net", 2)
+	e.class("dummy", "fast-net")
+	_, err := e.Client.ResourceV1().ResourceClaims(ns).Create(e.ctx, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{request("net", "dummy")},
+			Config:   []resourceapi.DeviceClaimConfiguration{config(`{"podIfName": "dum0"}`)},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(e, err)
+
+	// Kubelet asks when both pods have been given the claim.
+	resume := e.pause(n, lab.Kubelet)
+	for _, pod := range []string{"one", "two"} {
+		e.podWith(pod, "node1", corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
+	}
+	e.eventually("claim", func() string {
+		claim, err := e.Client.ResourceV1().ResourceClaims(ns).Get(e.ctx, "shared", metav1.GetOptions{})
+		require.NoError(e, err)
+		if n := len(claim.Status.ReservedFor); n != 2 {
+			return fmt.Sprintf("is reserved for %d pods, want 2", n)
+		}
+		return ""
+	})
+	resume()
+	for _, pod := range []string{"one", "two"} {
+		e.eventSays(pod, "shared", "reserved for 2 pods", `"one"`, `"two"`)
+	}
+	require.Empty(e, e.allocations(n))
+
+	e.deletePods("two")
+	e.running("one")
+	require.Empty(e, e.hasInterface("one", "dum0"))
+	e.deletePods("one")
+	e.noAllocations(n)
+}
+
+// podWith makes a pod on a node with a claim, and does not wait for it.
+func (e *T) podWith(name, node string, claim corev1.PodResourceClaim) {
+	e.Helper()
+	pod := e.podObject(name, node)
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
+	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
+	_, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	require.NoError(e, err)
+}
+
+// TestAdminAccess asks for administrative access to a device that a pod holds: it is refused, and the holder keeps its
+// device as it is.
+func TestAdminAccess(t *testing.T) {
+	e := start(t)
+	n := e.node("node1")
+	label := func(ctx context.Context, value any) {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{
+			resourceapi.DRAAdminNamespaceLabelKey: value,
+		}}})
+		require.NoError(e, err)
+		_, err = e.Client.CoreV1().Namespaces().Patch(ctx, ns, "application/merge-patch+json", patch, metav1.PatchOptions{})
+		require.NoError(e, err)
+	}
+	label(e.ctx, "true")
+	t.Cleanup(func() { label(context.Background(), nil) })
+	e.configure("node1", dummySpec(1))
+	e.waitDevices("node1", "fast-net", 1)
+	e.class("dummy", "fast-net")
+	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("owner", "node1", "dummy")
+	e.running("owner")
+	before := e.prepared(n, map[string]string{"owner": "dum0"})
+
+	admin := request("net", "dummy")
+	admin.Exactly.AdminAccess = new(true)
+	e.template("admin", []resourceapi.DeviceRequest{admin})
+	e.pod("admin", "node1", "admin")
+	e.eventSays("admin", `request "net"`, "adminAccess to device dummy0 is not supported")
+	e.deletePods("admin")
+	require.Empty(e, cmp.Diff(before, e.prepared(n, map[string]string{"owner": "dum0"})))
+	e.deletePods("owner")
+}
