@@ -71,7 +71,7 @@ func TestSandboxAgain(t *testing.T) {
 		now := e.allocationsOf("a")[0].Attachment
 		require.NotNil(e, now, "the VF is not in the new sandbox")
 		require.NotEqual(e, old.NetNS, now.NetNS)
-		require.Contains(e, e.onNode(n, fmt.Sprintf("ip netns exec %s ip link show sriov0", baseName(now.NetNS))), before.Links[vfName(0)].MAC)
+		require.Contains(e, e.onNode(n, fmt.Sprintf("nsenter --net=%s ip link show sriov0", now.NetNS)), before.Links[vfName(0)].MAC)
 		require.Equal(e, 1001, e.vlanOf(n, 0))
 	}
 	e.deletePods("a")

@@ -10,8 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
-
-	"github.com/cilium/networkdriver/test/deploy"
 )
 
 // twoVFs starts a pod on node1 with the VFs 0 and 1 as sriov0 and sriov1 in VLAN 1001.
@@ -82,9 +80,16 @@ func TestNamespaceGone(t *testing.T) {
 	require.Len(e, rows, 2)
 	netns := rows[0].Attachment.NetNS
 
-	_, err := n.Stop(e.ctx, deploy.Agent)
-	require.NoError(e, err)
-	e.onNode(n, fmt.Sprintf(`for pid in $(ip netns pids %[1]s); do kill -9 $pid; done; umount %[2]s; rm %[2]s`, baseName(netns), netns))
+	e.stopAgent(n)
+	e.onNode(n, fmt.Sprintf(`set -e
+		inode=$(stat -Lc %%i %[1]s)
+		killed=0
+		for p in /proc/[0-9]*; do
+			if [ "$(stat -Lc %%i $p/ns/net)" = $inode ]; then kill -9 ${p#/proc/}; killed=$((killed+1)); fi
+		done
+		[ $killed -ge 2 ]
+		umount %[1]s
+		rm %[1]s`, netns))
 	e.eventually("VFs on the host under the pod's names", func() string {
 		links := e.links("node1")
 		if !slices.Contains(links, "sriov0") || !slices.Contains(links, "sriov1") {
@@ -94,7 +99,7 @@ func TestNamespaceGone(t *testing.T) {
 	})
 	require.Equal(e, 1001, e.vlanOf(n, 0))
 
-	require.NoError(e, e.StartAgent(e.ctx, n))
+	e.startAgent(n)
 	e.deletePods("two")
 	e.noAllocations(n)
 	e.requireRestored(n, before)

@@ -243,7 +243,5 @@ func (e *T) doesNotReach(pod, ip string) {
 	require.Contains(e, out, "100% packet loss")
 }
 
-func baseName(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
-
 // deviceNameOf is the name of the device with a PCI address.
 func deviceNameOf(addr string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(addr) }
