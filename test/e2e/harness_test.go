@@ -64,6 +64,7 @@ func start(t *testing.T) *T {
 		e.ctx = ctx
 		if t.Failed() {
 			e.dump()
+			e.requireAgents()
 		}
 		e.cleanUp()
 		for _, n := range e.Nodes() {
@@ -428,6 +429,15 @@ func (e *T) cleanUp() {
 			}
 			return ""
 		})
+	}
+}
+
+// requireAgents starts the agents that a failed test has stopped, for the sake of the tests after it.
+func (e *T) requireAgents() {
+	for _, n := range e.Nodes() {
+		if state, err := n.Process(e.ctx, deploy.Agent); err == nil && !state.Running {
+			require.NoError(e, e.StartAgent(e.ctx, n))
+		}
 	}
 }
 

@@ -56,7 +56,7 @@ var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "crc32c_generic"}
 // Layouts of what is made: raised when the code that makes it changes.
 const (
 	packagesLayout = "1"
-	diskLayout     = "1"
+	diskLayout     = "2"
 )
 
 func (b *builder) nodeArtifacts(ctx context.Context) (*NodeArtifacts, error) {
@@ -337,6 +337,10 @@ func addSettings(root string) error {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return err
 		}
+	}
+	// A package has /var/run as a directory, which on a real system would be a link by now.
+	if err := os.RemoveAll(filepath.Join(root, "var/run")); err != nil {
+		return err
 	}
 	links := map[string]string{
 		"usr/sbin/iptables": "xtables-nft-multi", "usr/sbin/iptables-save": "xtables-nft-multi",
