@@ -28,6 +28,12 @@ import (
 // takes 20 to 40 seconds in software emulation on two idle cores, minutes on busy ones.
 const nodeReadyTimeout = 10 * time.Minute
 
+// bootTimeout is how long a node may take to boot until it counts as hung.
+const bootTimeout = 100 * time.Second
+
+// bootAttempts is how often a new node is switched on.
+const bootAttempts = 3
+
 // Options are the options of Up.
 type Options struct {
 	BuildOptions
@@ -340,11 +346,31 @@ func (l *Lab) createNode(ctx context.Context, index int) (*Node, error) {
 	return n, n.startMachine(ctx)
 }
 
+// waitFirstBoot returns when the node has booted. A machine that hangs or ends meanwhile, which happens under software
+// emulation, is switched off and on again.
+func (n *Node) waitFirstBoot(ctx context.Context) error {
+	for attempt := 1; ; attempt++ {
+		booting, cancel := context.WithTimeout(ctx, bootTimeout)
+		err := n.WaitBooted(booting, "")
+		cancel()
+		if err == nil || attempt == bootAttempts || ctx.Err() != nil {
+			return err
+		}
+		n.lab.progress.step("%s: switched off and on again: %v", n.Name(), err)
+		if err := n.PowerOff(); err != nil {
+			return err
+		}
+		if err := n.startMachine(ctx); err != nil {
+			return err
+		}
+	}
+}
+
 // waitReady returns when the node has booted and is Ready in the API.
 func (n *Node) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeReadyTimeout)
 	defer cancel()
-	if err := n.WaitBooted(ctx, ""); err != nil {
+	if err := n.waitFirstBoot(ctx); err != nil {
 		return err
 	}
 	n.lab.progress.step("%s: booted, kubelet is started", n.Name())
