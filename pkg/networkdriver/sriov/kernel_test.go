@@ -138,20 +138,28 @@ func TestWatchLinks(t *testing.T) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	require.NoError(t, err)
 
-	// The bridge changes until a change is seen, since the subscription may come later than the first ones.
+	// The bridge changes until a change is seen, since the subscription may come later than the first ones, and not so
+	// fast that a slow machine drops events.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	seen := make(chan string, 1)
 	changes := make(chan error, 1)
 	go func() {
 		defer handle.Close()
-		for mtu := 1000; ctx.Err() == nil; mtu = 1000 + (mtu+1)%100 {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for mtu := 1000; ; mtu = 1000 + (mtu+1)%100 {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				changes <- nil
+				return
+			}
 			if err := handle.LinkSetMTU(bridge, mtu); err != nil {
 				changes <- err
 				return
 			}
 		}
-		changes <- nil
 	}()
 	err = watchLinks(ctx, func(l netlink.Link) {
 		select {
