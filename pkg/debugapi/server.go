@@ -23,13 +23,13 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"github.com/spf13/pflag"
 
 	"github.com/cilium/networkdriver/pkg/health"
+	"github.com/cilium/networkdriver/pkg/httpserver"
 )
 
 // DefaultSocketPath is where the agent listens.
@@ -115,30 +115,10 @@ func serve(c Config, db *statedb.DB, checks *health.Checks, lc cell.Lifecycle, l
 	if c.SocketPath == "" {
 		return
 	}
-	server := &http.Server{Handler: NewHandler(db, checks), ReadHeaderTimeout: 10 * time.Second}
-	lc.Append(cell.Hook{
-		OnStart: func(ctx cell.HookContext) error {
-			listener, err := listen(ctx, c.SocketPath)
-			if err != nil {
-				return fmt.Errorf("--socket-path: %w", err)
-			}
-			log.Info("Serving the local API", "socket", c.SocketPath)
-			go func() {
-				if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-					log.Error("The local API is not served any more", "error", err)
-				}
-			}()
-			return nil
-		},
-		OnStop: func(ctx cell.HookContext) error {
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			if err := server.Shutdown(ctx); err != nil {
-				return server.Close()
-			}
-			return nil
-		},
-	})
+	httpserver.Server{
+		Name: "the local API", Flag: "socket-path", Handler: NewHandler(db, checks),
+		Listen: func(ctx context.Context) (net.Listener, error) { return listen(ctx, c.SocketPath) },
+	}.Append(lc, log)
 }
 
 // listen makes the socket anew. One that another process still listens on is not taken away from it.

@@ -6,18 +6,17 @@ package metrics
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
+
+	"github.com/cilium/networkdriver/pkg/httpserver"
 )
 
 // Cell provides a [prometheus.Registerer] and, when an address is given, serves what is registered.
@@ -55,28 +54,10 @@ func serve(c Config, registry *prometheus.Registry, lc cell.Lifecycle, log *slog
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	lc.Append(cell.Hook{
-		OnStart: func(ctx cell.HookContext) error {
-			listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.PrometheusServeAddr)
-			if err != nil {
-				return fmt.Errorf("--prometheus-serve-addr: %w", err)
-			}
-			log.Info("Serving metrics", "address", listener.Addr())
-			go func() {
-				if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-					log.Error("Metrics are not served any more", "error", err)
-				}
-			}()
-			return nil
+	httpserver.Server{
+		Name: "metrics", Flag: "prometheus-serve-addr", Handler: mux,
+		Listen: func(ctx context.Context) (net.Listener, error) {
+			return (&net.ListenConfig{}).Listen(ctx, "tcp", c.PrometheusServeAddr)
 		},
-		OnStop: func(ctx cell.HookContext) error {
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			if err := server.Shutdown(ctx); err != nil {
-				return server.Close()
-			}
-			return nil
-		},
-	})
+	}.Append(lc, log)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
@@ -60,11 +61,11 @@ func TestManagerRunner(t *testing.T) {
 
 	m := &scripted{runs: make(chan func(context.Context, func(types.Snapshot)) error)}
 	made := 0
-	make := func() types.DeviceManager { made++; return m }
+	newManager := func() types.DeviceManager { made++; return m }
 
 	t.Run("one that is off does not keep the table waiting", func(t *testing.T) {
 		require.False(t, initialized())
-		r.apply(t.Context(), nil, make)
+		r.apply(t.Context(), nil, newManager)
 		require.True(t, initialized())
 		require.Zero(t, made)
 	})
@@ -72,40 +73,29 @@ func TestManagerRunner(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	t.Run("one that fails is started again", func(t *testing.T) {
-		r.apply(ctx, "config", make)
+		r.apply(ctx, "config", newManager)
 		m.runs <- func(context.Context, func(types.Snapshot)) error { return errors.New("fails") }
-		published := newSignal()
+		published := make(chan struct{})
 		m.runs <- func(ctx context.Context, publish func(types.Snapshot)) error {
 			publish(types.Snapshot{})
-			published.set()
+			close(published)
 			<-ctx.Done()
 			return nil
 		}
-		published.wait(t)
+		select {
+		case <-published:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the manager was not started again")
+		}
 		require.Equal(t, 1, made)
 	})
 	t.Run("the same configuration changes nothing", func(t *testing.T) {
-		r.apply(ctx, "config", make)
+		r.apply(ctx, "config", newManager)
 		require.Equal(t, 1, made)
 	})
 	t.Run("another configuration makes another manager", func(t *testing.T) {
-		r.apply(ctx, "other", make)
+		r.apply(ctx, "other", newManager)
 		require.Equal(t, 2, made)
 	})
 	r.stop()
-}
-
-// signal is something that happens once.
-type signal chan struct{}
-
-func newSignal() signal { return make(signal) }
-func (s signal) set()   { close(s) }
-
-func (s signal) wait(t *testing.T) {
-	t.Helper()
-	select {
-	case <-s:
-	case <-t.Context().Done():
-		t.Fatal("did not happen")
-	}
 }

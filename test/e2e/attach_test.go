@@ -28,7 +28,7 @@ func (e *T) changedPod(name, node, template string, change func(*corev1.PodSpec)
 // TestHostNetwork: a pod on the host's network has no namespace to give a device to, and is refused.
 func TestHostNetwork(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	e.configure("node1", sriovPools(vfPool("first", 0)))
 	e.waitDevices("node1", "first", 1)
@@ -48,7 +48,7 @@ func TestHostNetwork(t *testing.T) {
 // name it had.
 func TestSandboxAgain(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	e.configure("node1", sriovPools(vfPool("first", 0)))
 	e.waitDevices("node1", "first", 1)
@@ -82,7 +82,7 @@ func TestSandboxAgain(t *testing.T) {
 // that the host has given to another link meanwhile does not keep the VF from coming home.
 func TestAltNames(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.onNode(n, fmt.Sprintf("ip link property add dev %s altname sriov0 altname e2e-other", vfName(0)))
 	e.atEnd(func() {
 		e.onNode(n, fmt.Sprintf("ip link property del dev %s altname sriov0 altname e2e-other", vfName(0)))
@@ -128,7 +128,7 @@ const cniConfig = "/etc/cni/net.d/10-ptp.conflist"
 // the pod starts.
 func TestSecondDeviceVanishes(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	// Sandboxes come as far as their network, until the configuration is good again.
 	good, err := n.ReadFile(e.ctx, cniConfig)

@@ -24,7 +24,7 @@ import (
 // reason, while the rest of the configuration is at work. The agent lives and does not try hard again and again.
 func TestNodeConfigNotMet(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	m := e.mark(n, deploy.Agent)
 	spec := mixedSpec(2)
 	spec.DeviceManagerConfigs.SRIOV.Ifaces = []v2alpha1.SRIOVDeviceConfig{
@@ -115,7 +115,7 @@ func (e *T) cpuTime(n *lab.Node) time.Duration {
 // the request and the field.
 func TestBadParameters(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	type bad struct {
 		class, parameters string
 		says              []string

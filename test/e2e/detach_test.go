@@ -29,7 +29,7 @@ func twoVFs(e *T) {
 func (e *T) links(node string) []string {
 	e.Helper()
 	var names []string
-	for name := range e.hostState(e.node(node)).Links {
+	for name := range e.hostState(e.Node(node)).Links {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -40,7 +40,7 @@ func (e *T) links(node string) []string {
 // home as it went, and the pod's own link does not come at all.
 func TestPodChangesInterface(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	e.configure("node1", sriovPools(vfPool("first", 0)))
 	e.waitDevices("node1", "first", 1)
@@ -72,7 +72,7 @@ func TestPodChangesInterface(t *testing.T) {
 // puts the VFs on the host under the names they had in the pod. The agent finds and repairs them.
 func TestNamespaceGone(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	twoVFs(e)
 	e.running("two")
@@ -109,7 +109,7 @@ func TestNamespaceGone(t *testing.T) {
 // another name, and gets its own when that is free.
 func TestNameTaken(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	before := e.hostState(n)
 	e.configure("node1", sriovPools(vfPool("first", 0)))
 	e.waitDevices("node1", "first", 1)

@@ -36,12 +36,12 @@ func TestDummy(t *testing.T) {
 	e.running("a")
 	require.Contains(e, e.mustInPod("a", "ip -d link show fast0"), "dummy")
 
-	rows := e.allocations(e.node("node1"))
+	rows := e.allocations(e.Node("node1"))
 	require.Len(e, rows, 1)
 	require.Equal(e, "dummy", rows[0].Manager)
 	require.Equal(e, "fast-net", rows[0].Pool)
 	require.Equal(e, map[string]any{"podIfName": "fast0"}, rows[0].Config)
 
 	e.deletePods("a")
-	e.noAllocations(e.node("node1"))
+	e.noAllocations(e.Node("node1"))
 }

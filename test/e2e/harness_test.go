@@ -74,8 +74,6 @@ func start(t *testing.T) *T {
 	return e
 }
 
-func (e *T) node(name string) *lab.Node { return e.Node(name) }
-
 // eventually waits until check returns an empty string, which otherwise says what is missing.
 func (e *T) eventually(what string, check func() string) {
 	e.Helper()

@@ -66,7 +66,7 @@ func deviceOf(e *T, node string, vf int) resourceapi.Device {
 // interface and can be put in a VLAN; with its own driver again it is what it was.
 func TestDriverOfVF(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	mac := e.hostState(n).Links[vfName(3)].MAC
 	dpdk := v2alpha1.CiliumNetworkDriverDevicePoolConfig{PoolName: "dpdk", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{Drivers: []string{"vfio-pci"}}}
 	kernel := v2alpha1.CiliumNetworkDriverDevicePoolConfig{PoolName: "kernel", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{Drivers: []string{"igbvf"}}}
@@ -110,7 +110,7 @@ func TestDriverOfVF(t *testing.T) {
 // TestNodesOwnNetwork: a VF that the node's own network uses is withdrawn for as long as it is.
 func TestNodesOwnNetwork(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", sriovSpec())
 	e.waitDevices("node1", "sriov-pool", vfCount)
 	names := map[int]string{}
@@ -154,9 +154,9 @@ func TestPinning(t *testing.T) {
 	require.Equal(e, vfName(int(*devices(e.slices("node1"))[device].Attributes["vfID"].IntValue)),
 		attribute(devices(e.slices("node1"))[device], "kernelIfName"), "the host's name stays while the VF is in the pod")
 	// A restart of the agent changes nothing about that.
-	require.NoError(e, e.RestartAgent(e.ctx, e.node("node1")))
+	require.NoError(e, e.RestartAgent(e.ctx, e.Node("node1")))
 	e.eventually("allocations after a restart", func() string {
-		out, err := e.Dbg(e.ctx, e.node("node1"), "statedb", "networkdriver-dra-allocations")
+		out, err := e.Dbg(e.ctx, e.Node("node1"), "statedb", "networkdriver-dra-allocations")
 		if err != nil || !strings.Contains(out, device) {
 			return fmt.Sprintf("%s %v", out, err)
 		}
@@ -190,10 +190,10 @@ func TestSlices(t *testing.T) {
 	require.NotContains(e, e.links("node1"), vfName(e.vfOf("a", devices(e.slices("node1")))))
 	require.Equal(e, before, versions(), "attached")
 	e.deletePods("a")
-	e.noAllocations(e.node("node1"))
+	e.noAllocations(e.Node("node1"))
 	// The VF is seen back in the inventory before the slices are looked at.
 	e.eventually("inventory", func() string {
-		out, err := e.Dbg(e.ctx, e.node("node1"), "statedb", "networkdriver-dra-devices")
+		out, err := e.Dbg(e.ctx, e.Node("node1"), "statedb", "networkdriver-dra-devices")
 		require.NoError(e, err)
 		for vf := range vfCount {
 			if !strings.Contains(out, `"`+vfName(vf)+`"`) {

@@ -14,7 +14,7 @@ import (
 // from class and claim, for all requests and for one, and alternatives.
 func TestRequests(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", mixedSpec(3))
 	offered := devices(e.waitDevices("node1", "sriov-pool", vfCount))
 	e.waitDevices("node1", "fast-net", 3)

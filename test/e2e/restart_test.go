@@ -59,7 +59,7 @@ func (e *T) prepared(n *lab.Node, interfaces map[string]string) prepared {
 // set up a second time, and the pods' devices are given back properly later.
 func TestAgentRestart(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.onePodEach(n)
 	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
 	before := e.prepared(n, interfaces)
@@ -90,7 +90,7 @@ func TestAgentRestart(t *testing.T) {
 // is attached late.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.offerBoth(n)
 	prepared := func(rows int) {
 		e.eventually("allocation table", func() string {
@@ -134,7 +134,7 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 // TestPodDeletedWhileAgentIsAway: the pod ends while nobody brings its devices home. When the agent is back they are.
 func TestPodDeletedWhileAgentIsAway(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.onePodEach(n)
 	e.killAgent(n)
 	// With time to end: the API forgets a pod at once that has none, and its claim with the record.
@@ -167,7 +167,7 @@ func (e *T) gone(names ...string) {
 // theirs, and all come home.
 func TestRuntimeRestart(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.onePodEach(n)
 	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
 	before := e.prepared(n, interfaces)
@@ -190,7 +190,7 @@ func TestRuntimeRestart(t *testing.T) {
 // to its pod, and restores the other.
 func TestUnreadableRecord(t *testing.T) {
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", dummySpec(2))
 	e.waitDevices("node1", "fast-net", 2)
 	e.class("dummy", "fast-net")

@@ -14,7 +14,7 @@ import (
 func TestManyDevices(t *testing.T) {
 	const count, last = 300, "dummy299"
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", dummySpec(count))
 	slices := e.waitDevices("node1", "fast-net", count)
 	require.Len(e, slices, 3)

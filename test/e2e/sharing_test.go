@@ -23,7 +23,7 @@ import (
 // the next pod waits until the device is home, and is told who holds it.
 func TestForcedDeletion(t *testing.T) {
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", dummySpec(1))
 	e.waitDevices("node1", "fast-net", 1)
 	e.class("dummy", "fast-net")
@@ -62,7 +62,7 @@ func TestForcedDeletion(t *testing.T) {
 // that is left.
 func TestSharedClaim(t *testing.T) {
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", dummySpec(2))
 	e.waitDevices("node1", "fast-net", 2)
 	e.class("dummy", "fast-net")
@@ -115,7 +115,7 @@ func (e *T) podWith(name, node string, claim corev1.PodResourceClaim) {
 // device as it is.
 func TestAdminAccess(t *testing.T) {
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	label := func(ctx context.Context, value any) {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{
 			resourceapi.DRAAdminNamespaceLabelKey: value,

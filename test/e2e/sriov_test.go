@@ -23,7 +23,7 @@ func TestSRIOV(t *testing.T) {
 	}
 	(&T{T: t, ctx: t.Context(), Cluster: cluster}).removeVFs(cluster.Node("node1"))
 	e := start(t)
-	n := e.node("node1")
+	n := e.Node("node1")
 	e.configure("node1", sriovSpec())
 	e.waitDevices("node1", "sriov-pool", vfCount)
 	require.Equal(e, fmt.Sprint(vfCount), e.onNode(n, "cat "+numVFs))

@@ -167,7 +167,7 @@ func (d *Driver) register(ctx context.Context) (*server, error) {
 		d.metrics.attempted(err)
 		log := d.log.With(slog.Int("attempt", attempt), slog.Int("maxAttempts", d.config.MaxAttempts))
 		if err == nil {
-			log.Info("Registered with kubelet", slog.String("driver", d.config.DriverName))
+			log.Info("Registered with kubelet")
 			d.metrics.isRegistered(true)
 			d.state.update(func(s *State) { s.Registered, s.Attempts, s.RegistrationError = true, 0, nil })
 			return server, nil

@@ -7,14 +7,11 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -27,42 +24,12 @@ const (
 	poll = 10 * time.Millisecond
 )
 
-// newNetNS returns the path of a new network namespace, which ends with the test.
-func newNetNS(t *testing.T) string {
-	t.Helper()
-	testenv.Privileged(t)
-	path := filepath.Join(t.TempDir(), "netns")
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	require.NoError(t, mountNewNetNS(path))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
-	return path
-}
-
-// mountNewNetNS makes a network namespace that the path keeps alive, and leaves the thread where it was.
-func mountNewNetNS(path string) error {
-	runtime.LockOSThread()
-	before, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = before.Close() }()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-	if backErr := netns.Set(before); backErr != nil {
-		return backErr // the thread stays locked, nothing else may run on it
-	}
-	runtime.UnlockOSThread()
-	return err
-}
-
 // eachKind runs the test with dummy links where the kernel has them, and with ifb links, which are as simple, where it
 // has those: few kernels of build machines have the former.
 func eachKind(t *testing.T, test func(t *testing.T, k kernelLinks, h *conn)) {
 	for _, kind := range []string{linkKind, "ifb"} {
 		t.Run(kind, func(t *testing.T) {
-			k := kernelLinks{netns: newNetNS(t), kind: kind}
+			k := kernelLinks{netns: testenv.NetNS(t), kind: kind}
 			h, err := k.open()
 			require.NoError(t, err)
 			t.Cleanup(h.close)
@@ -194,7 +161,7 @@ func TestForeignLinksAreLeftAlone(t *testing.T) {
 }
 
 func TestKernelWithoutSupport(t *testing.T) {
-	k := kernelLinks{netns: newNetNS(t), kind: "no-such-kind"}
+	k := kernelLinks{netns: testenv.NetNS(t), kind: "no-such-kind"}
 	_, err := (&device{links: k, name: "dummy0"}).Setup(t.Context(), types.DeviceConfig{})
 	require.ErrorContains(t, err, "kernel has no no-such-kind link support")
 }

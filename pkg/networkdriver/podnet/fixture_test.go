@@ -10,8 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -60,10 +58,7 @@ type testNS struct {
 // newNS makes a namespace that its path alone keeps alive.
 func newNS(tb testing.TB) *testNS {
 	tb.Helper()
-	testenv.Privileged(tb)
-	path := filepath.Join(tb.TempDir(), "netns")
-	require.NoError(tb, os.WriteFile(path, nil, 0o600))
-	require.NoError(tb, mountNewNetNS(path))
+	path := testenv.NetNS(tb)
 	ns := &testNS{tb: tb, path: path}
 	tb.Cleanup(func() { ns.die() })
 	handle, err := netns.GetFromPath(path)
@@ -72,25 +67,6 @@ func newNS(tb testing.TB) *testNS {
 	ns.Handle, err = netlink.NewHandleAt(handle, unix.NETLINK_ROUTE)
 	require.NoError(tb, err)
 	return ns
-}
-
-// mountNewNetNS makes a network namespace that the path keeps alive, and leaves the thread where it was.
-func mountNewNetNS(path string) error {
-	runtime.LockOSThread()
-	before, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = before.Close() }()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-	if backErr := netns.Set(before); backErr != nil {
-		return backErr // the thread stays locked, nothing else may run on it
-	}
-	runtime.UnlockOSThread()
-	return err
 }
 
 // die lets go of the namespace. What a socket in it keeps alive is closed too.

@@ -119,14 +119,16 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	require.Equal(t, []string{"alt1"}, f.host.link(standIn).Attrs().AltNames)
 	require.True(t, is(f.host.link("v0"), other.id))
 	require.True(t, is(f.host.link("net1"), third.id))
-	require.Equal(t, []string{"v0"}, f.Misnamed())
+	require.Len(t, f.owed(), 1)
+	require.Equal(t, "v0", f.owed()[0].device)
 
 	// As long as the names are taken nothing changes.
 	f.requests.changes()
 	require.NoError(t, f.Repair(f.ctx))
 	require.NoError(t, f.Detach(f.ctx, "", dev))
 	require.True(t, is(f.host.link(standIn), dev.id))
-	require.Equal(t, []string{"v0"}, f.Misnamed())
+	require.Len(t, f.owed(), 1)
+	require.Equal(t, "v0", f.owed()[0].device)
 	require.NotContains(t, f.requests.changes(), "RTM_NEWLINK")
 
 	// The device is claimed again under the stand-in, is in a pod when the name gets free, and still gets its own.
@@ -137,7 +139,7 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	require.NoError(t, f.Repair(f.ctx))
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, second))
 	f.host.requireHome(dev)
-	require.Empty(t, f.Misnamed())
+	require.Empty(t, f.owed())
 
 	require.NoError(t, f.Detach(f.ctx, "", second), "the stand-in is not restored")
 	f.host.requireHome(dev)
@@ -155,7 +157,7 @@ func TestRepairGivesNamesBack(t *testing.T) {
 
 	require.NoError(t, f.Repair(f.ctx))
 	require.Equal(t, 1300, f.host.link("v0").Attrs().MTU)
-	require.Empty(t, f.Misnamed())
+	require.Empty(t, f.owed())
 	require.NoError(t, f.Detach(f.ctx, "", dev))
 	f.host.requireHome(dev)
 }

@@ -70,15 +70,6 @@ func (m *Mover) noteNames(to home, taken []string) {
 	}
 }
 
-// Misnamed returns the names of the devices that are home without a name of theirs, sorted.
-func (m *Mover) Misnamed() []string {
-	var names []string
-	for _, to := range m.owed() {
-		names = append(names, to.device)
-	}
-	return names
-}
-
 // owed returns the homes that are not settled, sorted by the device's name.
 func (m *Mover) owed() []home {
 	m.mu.Lock()

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package httpserver runs the HTTP servers of a program in the lifecycle of its Hive.
+package httpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/cilium/hive/cell"
+)
+
+// Server is what to serve, and where.
+type Server struct {
+	// Name says in the log what is served, such as "metrics".
+	Name string
+	// Flag is the flag that says where, for the error of a place that cannot be listened on.
+	Flag    string
+	Handler http.Handler
+	Listen  func(context.Context) (net.Listener, error)
+}
+
+// Append serves from the program's start to its stop, at which requests get a second to end.
+func (s Server) Append(lc cell.Lifecycle, log *slog.Logger) {
+	server := &http.Server{Handler: s.Handler, ReadHeaderTimeout: 10 * time.Second}
+	lc.Append(cell.Hook{
+		OnStart: func(ctx cell.HookContext) error {
+			listener, err := s.Listen(ctx)
+			if err != nil {
+				return fmt.Errorf("--%s: %w", s.Flag, err)
+			}
+			log.Info("Serving "+s.Name, "address", listener.Addr())
+			go func() {
+				if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+					log.Error("Not serving "+s.Name+" any more", "error", err)
+				}
+			}()
+			return nil
+		},
+		OnStop: func(ctx cell.HookContext) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if err := server.Shutdown(ctx); err != nil {
+				return server.Close()
+			}
+			return nil
+		},
+	})
+}
