@@ -15,6 +15,18 @@ const (
 	// ReasonConfigurationConflict is the reason of a True
 	// ConditionConflicting.
 	ReasonConfigurationConflict = "configurationConflict"
+
+	// LabelManagedBy marks the node configs that the operator has made, with
+	// ManagedByOperator as its value. It deletes no other ones.
+	LabelManagedBy = "networkdriver.cilium.io/managed-by"
+
+	// ManagedByOperator is the value of LabelManagedBy.
+	ManagedByOperator = "cilium-operator"
+
+	// AnnotationClusterConfig names the cluster config from which a node config
+	// was made. It is no owner reference, with which the node config would be
+	// collected as garbage before another cluster config can take it over.
+	AnnotationClusterConfig = "networkdriver.cilium.io/cluster-config"
 )
 
 // +kubebuilder:object:root=true
@@ -101,8 +113,9 @@ type CiliumNetworkDriverClusterConfigStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	MatchedNodes int32 `json:"matchedNodes"`
 
-	// ConfiguredNodes is the number of nodes that this cluster config
-	// configures: all that it matches, or none when it is in conflict.
+	// ConfiguredNodes is the number of nodes whose node config is as this
+	// cluster config wants it: in the end all that it matches, or none when it
+	// is in conflict.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0

@@ -24,6 +24,15 @@ const (
 // SchemeGroupVersion is the group and version of the types in this package.
 var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: Version}
 
+// CiliumNode is Cilium's object for a node, of which only the metadata matter here.
+const (
+	CiliumNodeKind     = "CiliumNode"
+	CiliumNodeResource = "ciliumnodes"
+)
+
+// CiliumNodeGroupVersion is the group and version of CiliumNodes.
+var CiliumNodeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v2"}
+
 // SchemeBuilder collects the functions that add this package's types to a
 // scheme.
 var SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)

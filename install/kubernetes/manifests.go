@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Package kubernetes has the manifests that the agent needs in a cluster beside the CRDs.
+// Package kubernetes has the manifests that agent and operator need in a cluster beside the CRDs.
 package kubernetes
 
 import _ "embed"
@@ -10,3 +10,13 @@ import _ "embed"
 //
 //go:embed rbac.yaml
 var RBAC []byte
+
+// OperatorRBAC is the operator's service account with its rights.
+//
+//go:embed operator-rbac.yaml
+var OperatorRBAC []byte
+
+// CiliumNodeCRD is a definition of CiliumNode for clusters without Cilium.
+//
+//go:embed ciliumnode-crd.yaml
+var CiliumNodeCRD []byte

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Package debugapi is the agent's local API for people and probes: HTTP over a unix socket, for root alone.
+// Package debugapi is the local API of the agent and the operator for people and probes: HTTP over a unix socket, for root alone.
 //
 //	GET /dump          all StateDB tables, {"table": [rows]}
 //	GET /dump/TABLE    one table, {"table": [rows]}
@@ -32,7 +32,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/httpserver"
 )
 
-// DefaultSocketPath is where the agent listens.
+// DefaultSocketPath is where the program listens.
 const (
 	DefaultSocketPath = "/var/run/cilium/cilium.sock"
 	// DefaultShellSocketPath is where its shell does.
@@ -55,7 +55,7 @@ type Config struct {
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.String("socket-path", c.SocketPath, "Path of the agent's unix socket")
+	flags.String("socket-path", c.SocketPath, "Path of the unix socket for cilium-dbg")
 }
 
 // NewHandler returns the API over the tables and checks.
@@ -73,14 +73,7 @@ func NewHandler(db *statedb.DB, checks *health.Checks) http.Handler {
 	mux.HandleFunc("GET /networkdriver", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, Devices(db))
 	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		status := checks.Status()
-		writeJSON(w, probeCode(status.Live), status)
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		status := checks.Status()
-		writeJSON(w, probeCode(status.Ready), status)
-	})
+	checks.AddRoutes(mux)
 	return mux
 }
 
@@ -95,13 +88,6 @@ func unknownTable(db *statedb.DB, name string) Error {
 		names = append(names, table.Name())
 	}
 	return Error{fmt.Sprintf("there is no table %q; the tables are %q", name, names)}
-}
-
-func probeCode(ok bool) int {
-	if ok {
-		return http.StatusOK
-	}
-	return http.StatusServiceUnavailable
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) {
@@ -130,7 +116,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	switch conn, err := dialer.DialContext(ctx, "unix", path); {
 	case err == nil:
 		conn.Close()
-		return nil, fmt.Errorf("another process listens on %s: is a second agent running?", path)
+		return nil, fmt.Errorf("another process listens on %s: is the program running twice?", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("remove the socket that a former process left: %w", err)

@@ -15,9 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
 )
 
 // errReplaced says that the object is gone and that there is another one by the
@@ -56,11 +55,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 	// Custom resources are not served as protobuf.
 	config.ContentType = runtime.ContentTypeJSON
 	config.AcceptContentTypes = runtime.ContentTypeJSON
-	client, err := rest.RESTClientFor(config)
+	restClient, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("node config client: %w", err)
 	}
-	return &Client{rest: client, params: runtime.NewParameterCodec(scheme)}, nil
+	return &Client{rest: restClient, params: runtime.NewParameterCodec(scheme)}, nil
 }
 
 // byName selects the node config of a name. The API server serves such a
@@ -110,19 +109,8 @@ func (c *Client) writeStatus(ctx context.Context, name string, uid types.UID, st
 		Body(body).
 		Do(ctx).
 		Error()
-	if patchRefused(err) {
+	if client.IsPatchTestFailed(err) {
 		return errReplaced
 	}
 	return err
-}
-
-// patchRefused tells a JSON patch whose test failed from one whose result is
-// invalid: only the latter is refused because of fields.
-func patchRefused(err error) bool {
-	var status apierrors.APIStatus
-	if !apierrors.IsInvalid(err) || !errors.As(err, &status) {
-		return false
-	}
-	details := status.Status().Details
-	return details == nil || !slices.ContainsFunc(details.Causes, func(cause metav1.StatusCause) bool { return cause.Field != "" })
 }

@@ -327,6 +327,15 @@ func (a *Assignment) occupy(c *config) {
 	}
 }
 
+// Has returns whether there is such a node.
+func (a *Assignment) Has(name string) bool {
+	n := a.nodes[name]
+	return n != nil && n.class != nil
+}
+
+// Len returns the number of nodes.
+func (a *Assignment) Len() int { return len(a.nodes) }
+
 // Owner returns the config that governs a node, or "".
 func (a *Assignment) Owner(name string) string {
 	if n := a.nodes[name]; n != nil {

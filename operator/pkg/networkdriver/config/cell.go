@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package config makes CiliumNetworkDriverNodeConfigs from CiliumNetworkDriverClusterConfigs and the labels of
+// CiliumNodes.
+//
+// The data go one way. Informers put the newest state of each object into an inbox; what comes while a batch is in
+// work is one batch more, so that a burst of events is no burst of work. The ledger takes in a batch: the assignment in
+// it decides which cluster config governs which node, and the difference to the node configs that there are is the
+// work. Every replica does so far. The one that leads writes: a change is one request to the API server, made from what
+// the ledger knows, and its answer goes into the ledger, so that nothing is read before a write or after it.
+//
+// A replica that loses its lease, as in an outage of the API server, drops all that and begins anew.
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+
+	"github.com/cilium/networkdriver/pkg/health"
+)
+
+// Cell is the network driver's part of the operator. What it needs from the application around it is listed in [Params].
+var Cell = cell.Module(
+	"network-driver-config",
+	"Makes node configs from cluster configs",
+
+	cell.Config(defaultConfig),
+	cell.ProvidePrivate(newTables),
+	cell.Invoke(register),
+)
+
+// Config are the flags.
+type Config struct {
+	EnableNetworkDriver       bool
+	EnableCiliumNetworkDriver bool
+
+	K8sNamespace                string
+	LeaderElectionLeaseDuration time.Duration
+	LeaderElectionRenewDeadline time.Duration
+	LeaderElectionRetryPeriod   time.Duration
+
+	NetworkDriverRefreshInterval time.Duration
+	NetworkDriverWriteQPS        float64
+	NetworkDriverWriteBurst      int
+}
+
+var defaultConfig = Config{
+	K8sNamespace:                 "kube-system",
+	LeaderElectionLeaseDuration:  15 * time.Second,
+	LeaderElectionRenewDeadline:  10 * time.Second,
+	LeaderElectionRetryPeriod:    2 * time.Second,
+	NetworkDriverRefreshInterval: 5 * time.Minute,
+	NetworkDriverWriteQPS:        50,
+	NetworkDriverWriteBurst:      100,
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.Bool("enable-network-driver", c.EnableNetworkDriver, "Make node configs from cluster configs")
+	flags.Bool("enable-cilium-network-driver", c.EnableCiliumNetworkDriver, "Alias of --enable-network-driver")
+	flags.String("k8s-namespace", c.K8sNamespace, "Namespace of the operator's lease")
+	flags.Duration("leader-election-lease-duration", c.LeaderElectionLeaseDuration, "Time after which another replica takes over from one that is silent")
+	flags.Duration("leader-election-renew-deadline", c.LeaderElectionRenewDeadline, "Time for which the leading replica tries to renew its lease, then it stops writing")
+	flags.Duration("leader-election-retry-period", c.LeaderElectionRetryPeriod, "Time between attempts to get or renew the lease")
+	flags.Duration("network-driver-refresh-interval", c.NetworkDriverRefreshInterval, "How often all node configs are read, to find changes that no watch has told of")
+	flags.Float64("network-driver-write-qps", c.NetworkDriverWriteQPS, "Writes of node configs and statuses per second, on average")
+	flags.Int("network-driver-write-burst", c.NetworkDriverWriteBurst, "Writes of node configs and statuses in a burst")
+}
+
+// enabled is true for either spelling of the flag.
+func (c Config) enabled() bool { return c.EnableNetworkDriver || c.EnableCiliumNetworkDriver }
+
+func (c Config) validate() error {
+	switch {
+	case c.NetworkDriverWriteQPS <= 0:
+		return fmt.Errorf("--network-driver-write-qps: %v is not above 0", c.NetworkDriverWriteQPS)
+	case c.NetworkDriverWriteBurst < 1:
+		return fmt.Errorf("--network-driver-write-burst: %d is not at least 1", c.NetworkDriverWriteBurst)
+	case c.NetworkDriverRefreshInterval < time.Second:
+		return fmt.Errorf("--network-driver-refresh-interval: %v is not at least 1s", c.NetworkDriverRefreshInterval)
+	case c.LeaderElectionRetryPeriod <= 0:
+		return fmt.Errorf("--leader-election-retry-period: %v is not above 0", c.LeaderElectionRetryPeriod)
+	case c.LeaderElectionRenewDeadline <= c.LeaderElectionRetryPeriod*6/5:
+		return fmt.Errorf("--leader-election-renew-deadline: %v is not above 1.2 times the retry period of %v", c.LeaderElectionRenewDeadline, c.LeaderElectionRetryPeriod)
+	case c.LeaderElectionLeaseDuration <= c.LeaderElectionRenewDeadline:
+		return fmt.Errorf("--leader-election-lease-duration: %v is not above the renew deadline of %v", c.LeaderElectionLeaseDuration, c.LeaderElectionRenewDeadline)
+	case c.K8sNamespace == "":
+		return fmt.Errorf("--k8s-namespace: a namespace is needed")
+	}
+	return nil
+}
+
+// Params are what the cell takes from the application. Another Hive application provides these and adds [Cell].
+type Params struct {
+	cell.In
+
+	Config     Config
+	Logger     *slog.Logger
+	Jobs       job.Group
+	RESTConfig *rest.Config
+	Metrics    prometheus.Registerer
+	Health     *health.Checks
+	Tables     *tables
+}
+
+func register(p Params) error {
+	if !p.Config.enabled() {
+		return nil
+	}
+	if err := p.Config.validate(); err != nil {
+		return fmt.Errorf("network driver: %w", err)
+	}
+	o, err := newOperator(p)
+	if err != nil {
+		return fmt.Errorf("network driver: %w", err)
+	}
+	p.Jobs.Add(job.OneShot("node-configs", o.run))
+	return nil
+}

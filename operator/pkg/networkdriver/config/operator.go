@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+const (
+	// servedInterval is how often the API server is asked for the resources while it does not have them.
+	servedInterval = time.Second
+	// againDelay is the pause before a new term.
+	againDelay = time.Second
+)
+
+// operator lives from term to term: a term ends when the lease is lost, or with the program.
+type operator struct {
+	Params
+	metrics *metrics
+	// client is the configuration of the API client. Its own limit is off, since the gate limits what is written.
+	client *rest.Config
+	// waits is what the operator waits for, nil when it is at work; for the readiness check.
+	waits atomic.Pointer[string]
+}
+
+func newOperator(p Params) (*operator, error) {
+	m, err := newMetrics(p.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	o := &operator{Params: p, metrics: m, client: rest.CopyConfig(p.RESTConfig)}
+	o.client.QPS = -1
+	o.wait("waiting for the Kubernetes API")
+	p.Health.AddReadiness("network-driver-config", func() error {
+		if reason := o.waits.Load(); reason != nil {
+			return errors.New(*reason)
+		}
+		return nil
+	})
+	return o, nil
+}
+
+func (o *operator) wait(reason string) { o.waits.Store(&reason) }
+
+// run is a job for Hive.
+func (o *operator) run(ctx context.Context, health cell.Health) error {
+	// The library's own logger, for what it does outside of a manager.
+	ctrllog.SetLogger(logr.FromSlogHandler(o.Logger.Handler()))
+	for {
+		if err := o.waitServed(ctx, health); err != nil {
+			return nil // the program ends
+		}
+		err := o.term(ctx, health)
+		o.metrics.leader.Set(0)
+		if ctx.Err() != nil {
+			return nil
+		}
+		o.Logger.Warn("Beginning anew", "error", err)
+		health.Degraded("Beginning anew", err)
+		o.wait(fmt.Sprintf("beginning anew: %v", err))
+		if !sleep(ctx, againDelay) {
+			return nil
+		}
+	}
+}
+
+// term runs one term.
+func (o *operator) term(ctx context.Context, health cell.Health) error {
+	t, err := newTerm(o)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	return t.run(ctx, func() {
+		o.waits.Store(nil)
+		health.OK("Synchronized")
+	})
+}
+
+// waitServed returns when the API server has all resources that the operator works with, or with the context's error.
+func (o *operator) waitServed(ctx context.Context, health cell.Health) error {
+	client, err := discovery.NewDiscoveryClientForConfig(o.client)
+	if err != nil {
+		return fmt.Errorf("discovery client: %w", err)
+	}
+	logged := ""
+	for {
+		err := served(client)
+		if err == nil {
+			if logged != "" {
+				o.Logger.Info("Kubernetes API has all resources")
+			}
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		health.Degraded("Waiting for the Kubernetes API", err)
+		o.wait(err.Error())
+		level := slog.LevelDebug
+		if logged != err.Error() {
+			logged, level = err.Error(), slog.LevelWarn
+		}
+		o.Logger.Log(ctx, level, "Waiting for the Kubernetes API", "error", err)
+		if !sleep(ctx, servedInterval) {
+			return ctx.Err()
+		}
+	}
+}
+
+// served returns which resource is missing, nil if none is.
+func served(client discovery.ServerResourcesInterface) error {
+	for _, want := range []struct{ version, resource string }{
+		{v2alpha1.SchemeGroupVersion.String(), v2alpha1.ClusterConfigResource},
+		{v2alpha1.SchemeGroupVersion.String(), v2alpha1.NodeConfigResource},
+		{v2alpha1.CiliumNodeGroupVersion.String(), v2alpha1.CiliumNodeResource},
+	} {
+		list, err := client.ServerResourcesForGroupVersion(want.version)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("ask for the resources of %s: %w", want.version, err)
+		}
+		found := false
+		if err == nil {
+			for _, resource := range list.APIResources {
+				found = found || resource.Name == want.resource
+			}
+		}
+		if !found {
+			return fmt.Errorf("waiting for the CustomResourceDefinition %s.%s to be installed", want.resource, v2alpha1.GroupName)
+		}
+	}
+	return nil
+}
+
+// sleep waits and returns false when ctx ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
