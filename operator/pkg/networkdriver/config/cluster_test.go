@@ -82,7 +82,15 @@ func (c *cluster) installCRDs(ctx context.Context) error {
 	if err := crds.Install(ctx, c.crds); err != nil {
 		return err
 	}
-	return c.install(ctx, manifests.CiliumNodeCRD)
+	if err := c.install(ctx, manifests.CiliumNodeCRD); err != nil {
+		return err
+	}
+	for {
+		_, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
+		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
 }
 
 // install applies YAML documents of any kind.

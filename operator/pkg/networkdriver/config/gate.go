@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"golang.org/x/time/rate"
 )
 
 // gate is what all writes pass: it keeps to the rate, and while the API server does not answer it lets through only an

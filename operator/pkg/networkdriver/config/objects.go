@@ -151,8 +151,12 @@ func (c *clusterConfig) validate() error {
 	return typed.Validate()
 }
 
-// trim leaves of a node config what is compared, and replaces the spec by its digest.
+// trim leaves of a node config what is compared, and replaces the spec by its digest. Doing so again changes nothing: an
+// informer may transform an object twice.
 func (n *nodeConfig) trim() error {
+	if n.digest != (digest{}) {
+		return nil
+	}
 	var err error
 	if n.digest, err = digestOf(n.Spec); err != nil {
 		return fmt.Errorf("spec of %s %s: %w", v2alpha1.NodeConfigKind, n.Name, err)

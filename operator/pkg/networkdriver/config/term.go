@@ -77,8 +77,8 @@ func newTerm(o *operator) (*term, error) {
 		Logger: logr.FromSlogHandler(log.Handler()),
 		Cache: cache.Options{
 			ByObject: map[client.Object]cache.ByObject{
-				&clusterConfig{}:    {Transform: transformClusterConfig},
-				&nodeConfig{}:       {Transform: transformNodeConfig},
+				&clusterConfig{}:     {Transform: transformClusterConfig},
+				&nodeConfig{}:        {Transform: transformNodeConfig},
 				ciliumNodeMetadata(): {Transform: transformCiliumNode},
 			},
 		},
