@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/cilium/networkdriver/pkg/health"
+	"github.com/cilium/networkdriver/pkg/networkdriver/ciliumnode"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
@@ -80,5 +81,12 @@ func register(p Params) error {
 		job.OneShot("driver", d.run),
 		job.Timer("link-names", d.mover.Repair, repairInterval),
 	)
+	if p.Config.AutoCreateCiliumNodeResource {
+		publisher, err := ciliumnode.NewPublisher(p.Logger, p.RESTConfig, p.Config.NodeName)
+		if err != nil {
+			return fmt.Errorf("network driver: %w", err)
+		}
+		p.Jobs.Add(job.OneShot("cilium-node", publisher.Run))
+	}
 	return nil
 }

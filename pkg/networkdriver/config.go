@@ -21,6 +21,8 @@ type Config struct {
 	KubeletRootDir            string
 	NRISocketPath             string
 	NRIPluginIndex            string
+
+	AutoCreateCiliumNodeResource bool
 }
 
 // Flags implements [cell.Flagger].
@@ -32,12 +34,15 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("kubelet-root-dir", c.KubeletRootDir, "Kubelet's data directory, where plugins register")
 	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
 	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
+	flags.Bool("auto-create-cilium-node-resource", c.AutoCreateCiliumNodeResource, "Make the node's CiliumNode and keep its labels like the Node's; off beside Cilium, which does that")
 }
 
 var defaultConfig = Config{
 	KubeletRootDir: "/var/lib/kubelet",
 	NRISocketPath:  "/var/run/nri/nri.sock",
 	NRIPluginIndex: nri.DefaultIndex,
+
+	AutoCreateCiliumNodeResource: true,
 }
 
 // enabled is true for either spelling of the flag.

@@ -82,8 +82,10 @@ func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error)
 	if err := crds.Install(ctx, extensions); err != nil {
 		return nil, err
 	}
-	if err := c.Apply(ctx, manifests.RBAC); err != nil {
-		return nil, fmt.Errorf("install the agent's rights: %w", err)
+	for _, manifest := range [][]byte{manifests.CiliumNodeCRD, manifests.RBAC, manifests.OperatorRBAC} {
+		if err := c.Apply(ctx, manifest); err != nil {
+			return nil, fmt.Errorf("install what agent and operator need: %w", err)
+		}
 	}
 	for _, n := range l.Nodes() {
 		if err := c.writeKubeconfig(ctx, config, n); err != nil {

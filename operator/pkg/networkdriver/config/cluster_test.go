@@ -129,8 +129,9 @@ func (c *cluster) clear(tb testing.TB) {
 // traffic is what the operator's client does, seen from outside.
 type traffic struct {
 	mu sync.Mutex // guards the fields below
-	// requests counts by verb and resource.
+	// requests counts by verb and resource, total counts all.
 	requests map[string]int
+	total    int
 	// withheld is closed when watches of node configs may go on; nil when they are not held up.
 	withheld chan struct{}
 }
@@ -150,6 +151,9 @@ type roundTripper struct {
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	path := request.URL.Path
 	watch := request.URL.Query().Get("watch") != ""
+	r.mu.Lock()
+	r.total++
+	r.mu.Unlock()
 	for _, resource := range []string{v2alpha1.NodeConfigResource, v2alpha1.ClusterConfigResource, v2alpha1.CiliumNodeResource} {
 		if !strings.Contains(path, "/"+resource) {
 			continue
@@ -208,6 +212,14 @@ func (t *traffic) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.requests)
+	t.total = 0
+}
+
+// all returns the number of requests of any kind.
+func (t *traffic) all() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.total
 }
 
 // count returns how often a verb was used on a resource.

@@ -30,6 +30,7 @@ import (
 
 // TestAPIScripts runs the scripts, each on empty resources of one API server.
 func TestAPIScripts(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
