@@ -14,10 +14,11 @@ GOBUILD := $(GO) build -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/ne
 LAB := bin/lab
 NODES ?= 1
 # The packages with unit tests, and all packages.
-UNIT := ./api/... ./cmd/... ./internal/... ./pkg/... ./test/lab/...
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
 PKGS := $(UNIT) ./install/... ./test/deploy/... ./test/demo/... ./test/e2e/...
 # The packages with tests against a real API server, which are named TestAPI.
-API := ./api/v2alpha1 ./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/lab
+API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
+	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/lab
 
 .PHONY: all
 all: build
@@ -74,7 +75,12 @@ test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the 
 
 .PHONY: bench
 bench: ## Benchmarks; ratios are of one run on this machine.
-	$(GO) test -run '^$$' -bench . -benchmem ./pkg/...
+	$(GO) test -run '^$$' -bench . -benchmem ./operator/... ./pkg/...
+
+.PHONY: bench-api
+bench-api: $(LAB) ## The operator over 5,000 nodes and 50 cluster configs on a real API server. Takes minutes.
+	$(LAB) build --control-plane
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
 
 .PHONY: demo
 demo: setup build $(LAB) ## Boot a cluster with emulated SR-IOV, use the driver in it, and leave it up. NODES=2 for two nodes.
