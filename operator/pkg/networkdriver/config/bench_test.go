@@ -154,7 +154,11 @@ func BenchmarkAPI(b *testing.B) {
 		c.config(b, fmt.Sprintf("config-%02d", i), i, i)
 	}
 	start := func() *replica {
-		r, err := c.startReplica(b, func(config *Config) { config.NetworkDriverWriteQPS, config.NetworkDriverWriteBurst = 2000, 2000 })
+		r, err := c.startReplica(b, func(config *Config) {
+			*config = defaultConfig
+			config.EnableNetworkDriver = true
+			config.NetworkDriverWriteQPS, config.NetworkDriverWriteBurst = 2000, 2000
+		})
 		require.NoError(b, err)
 		return r
 	}

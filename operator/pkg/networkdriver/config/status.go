@@ -45,7 +45,7 @@ const (
 )
 
 // progressInterval is how often the status of a cluster config is written while its node configs are being written.
-const progressInterval = 10 * time.Second
+const progressInterval = 30 * time.Second
 
 // verdict is all that the status of a cluster config is made of.
 type verdict struct {
