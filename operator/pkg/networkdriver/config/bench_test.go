@@ -232,8 +232,8 @@ func BenchmarkAPI(b *testing.B) {
 	})
 	// What the restarted operator writes is for the next relabel only.
 	report("relabel-after-restart", func(b *testing.B) (*replica, int) {
-		relabel(b, 101)
-		require.Eventually(b, func() bool { return c.ready(b, "config-02", nodes/configs+1) }, time.Minute, 10*time.Millisecond)
+		relabel(b, 101) // to config-02, which has lost a node to config-03 before
+		require.Eventually(b, func() bool { return c.ready(b, "config-02", nodes/configs) }, time.Minute, 10*time.Millisecond)
 		return r, 1
 	})
 	require.NoError(b, r.stop())
