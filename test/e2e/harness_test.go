@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -97,7 +95,7 @@ func (e *T) guard() {
 		before[n.Name()] = e.hostState(n)
 	}
 	e.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		defer cancel()
 		e.ctx = ctx
 		if e.Failed() {
@@ -114,16 +112,10 @@ func (e *T) guard() {
 // eventually waits until check returns an empty string, which otherwise says what is missing.
 func (e *T) eventually(what string, check func() string) {
 	e.Helper()
-	begun := time.Now() // INSTRUMENT
 	deadline := time.Now().Add(patience)
 	for {
 		missing := check()
 		if missing == "" {
-			if d := time.Since(begun); d > 2*time.Second {
-				_, file, line, _ := goruntime.Caller(1)
-				_, file2, line2, _ := goruntime.Caller(2)
-				e.Logf("SLOW %.1f s: %s [%s:%d %s:%d]", d.Seconds(), what, filepath.Base(file), line, filepath.Base(file2), line2)
-			}
 			return
 		}
 		if time.Now().After(deadline) {
