@@ -15,12 +15,12 @@ import (
 )
 
 // changedPod makes a pod with a claim that is otherwise than those that pod makes.
-func (e *T) changedPod(name, node, template string, change func(*corev1.PodSpec)) {
+func (e *T) changedPod(name, node, template string, change func(*corev1.Pod)) {
 	e.Helper()
 	pod := e.podObject(name, node)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: &template}}
 	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
-	change(&pod.Spec)
+	change(pod)
 	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
 	require.NoError(e, err)
 }
@@ -34,7 +34,7 @@ func TestHostNetwork(t *testing.T) {
 	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.changedPod("a", e.node.Name(), "first", func(spec *corev1.PodSpec) { spec.HostNetwork = true })
+	e.changedPod("a", e.node.Name(), "first", func(pod *corev1.Pod) { pod.Spec.HostNetwork = true })
 	e.eventSays("a", "host", "network", "claim")
 	created, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, "a", metav1.GetOptions{})
 	require.NoError(e, err)
@@ -54,7 +54,7 @@ func TestSandboxAgain(t *testing.T) {
 	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.changedPod("a", e.node.Name(), "first", func(spec *corev1.PodSpec) { spec.RestartPolicy = corev1.RestartPolicyAlways })
+	e.changedPod("a", e.node.Name(), "first", func(pod *corev1.Pod) { pod.Spec.RestartPolicy = corev1.RestartPolicyAlways })
 	e.running("a")
 	for range 2 {
 		old := e.allocationsOf("a")[0].Attachment

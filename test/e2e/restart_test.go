@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,7 +88,7 @@ func TestAgentRestart(t *testing.T) {
 
 // TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
 // the sandbox starts, so that the hook finds the restored row; once the sandbox has started without it, and the device
-// is attached late.
+// is attached late. A pod that says that it needs the driver does not run without it.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
@@ -117,18 +118,25 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e.logSays(m, "Registered with kubelet")
 	resume = e.holdSandboxes(n)
 	e.pod("dummy", n.Name(), "dummy")
-	prepared(2)
+	e.changedPod("strict", n.Name(), "dummy", func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{"required-plugins.noderesource.dev": "[networkdriver]"}
+	})
+	prepared(3)
 	e.killAgent(n)
 	resume()
 	e.running("dummy")
 	require.NotEmpty(e, e.hasInterface("dummy", "dum0"), "without the agent there is nobody to move it")
+	e.eventSays("strict", `required plugin "networkdriver" not present`)
 	m = e.mark(n, deploy.Agent)
 	e.startAgent(n)
-	e.eventually("dummy", func() string { return e.hasInterface("dummy", "dum0") })
-	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 1)
+	e.running("strict")
+	for _, pod := range []string{"dummy", "strict"} {
+		e.eventually(pod, func() string { return e.hasInterface(pod, "dum0") })
+	}
+	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 2)
 	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
 
-	e.deletePods("vf", "dummy")
+	e.deletePods("vf", "dummy", "strict")
 	e.noAllocations(n)
 }
 

@@ -397,6 +397,8 @@ state = "/run/containerd"
 # Two seconds by default, which is little in emulation.
 [plugins.'io.containerd.nri.v1.nri']
   plugin_request_timeout = '8s'
+[plugins.'io.containerd.nri.v1.nri'.default_validator]
+  enable = true
 `
 
 const ptpConfig = `{"cniVersion": "1.0.0", "name": "pod", "plugins": [{"type": "ptp", "ipam": {
