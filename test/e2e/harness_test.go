@@ -365,7 +365,8 @@ func (e *T) podNode(name string) *lab.Node {
 	return e.Node(pod.Spec.NodeName)
 }
 
-// inPod runs a script in the pod's container and returns its output and whether it succeeded.
+// inPod runs a script in the pod's container and returns its output and whether it succeeded. It costs the node much
+// less than an exec by the runtime, which does nothing else.
 func (e *T) inPod(pod, script string) (string, bool) {
 	e.Helper()
 	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
@@ -375,7 +376,7 @@ func (e *T) inPod(pod, script string) (string, bool) {
 	require.True(e, ok, "container of pod %s: %+v", pod, object.Status.ContainerStatuses[0])
 	quoted := strings.ReplaceAll(script, `'`, `'\''`)
 	stdout, stderr, code, err := e.Node(object.Spec.NodeName).Exec(e.ctx,
-		fmt.Sprintf(`ctr -n k8s.io tasks exec --exec-id e2e-$$ %s sh -c '%s'`, id, quoted))
+		fmt.Sprintf(`nsenter -t $(cat /run/containerd/io.containerd.runtime.v2.task/k8s.io/%s/init.pid) -m -n -p sh -c '%s'`, id, quoted))
 	require.NoError(e, err)
 	return strings.TrimSpace(stdout + stderr), code == 0
 }

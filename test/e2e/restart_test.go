@@ -151,7 +151,7 @@ func TestPodDeletedWhileAgentIsAway(t *testing.T) {
 	for _, pod := range []string{"vf", "dummy"} {
 		require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
 	}
-	e.eventually("containers", func() string { return e.onNode(n, "ctr -n k8s.io tasks ls -q") })
+	e.eventually("containers", func() string { return e.onNode(n, "ls /run/containerd/io.containerd.runtime.v2.task/k8s.io") })
 	m := e.mark(n, deploy.Agent)
 	e.startAgent(n)
 	e.logSays(m, "Prepared devices restored", "devices=2")
