@@ -215,7 +215,18 @@ func (m *Mover) restoreOnHost(host *side, to home) (found bool, err error) {
 			taken = append(taken, to.want.Name)
 		}
 	}
-	errs = append(errs, host.applyAll(link, todo)...)
+	for _, err := range host.applyAll(link, todo) {
+		if todo.name == to.want.Name && errors.Is(err, unix.EEXIST) {
+			// Somebody has taken the name since nameFor looked.
+			taken = append(taken, to.want.Name)
+			err = nil
+			if !isStandIn(attrs.Name) {
+				up := (todo.flags&todo.mask | attrs.RawFlags&^todo.mask) & unix.IFF_UP
+				err = host.changeInPlace(attrs.Index, change{name: standInName, flags: up})
+			}
+		}
+		errs = append(errs, err)
+	}
 	for _, alt := range to.want.AltNames {
 		if slices.Contains(attrs.AltNames, alt) {
 			continue
