@@ -256,42 +256,6 @@ func loadXDP(t *testing.T) int {
 	return int(fd)
 }
 
-func TestReachableNamespaces(t *testing.T) {
-	f := setup(t)
-	held, named := newNS(t), newNS(t)
-	idOf := func(path string) namespaceID {
-		ns, err := openNamespace(path)
-		require.NoError(t, err)
-		defer ns.close()
-		return ns.id
-	}
-	ids := map[string]namespaceID{"held": idOf(held.path), "named": idOf(named.path)}
-	// One that nothing leads to but a descriptor of a process, after it was unmounted.
-	fd, err := unix.Open(held.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	defer unix.Close(fd)
-	held.die()
-	// One in the runtimes' directory.
-	require.NoError(t, os.MkdirAll("/run/netns", 0o755))
-	name := filepath.Join("/run/netns", "podnet-test-"+filepath.Base(filepath.Dir(t.TempDir())))
-	require.NoError(t, os.WriteFile(name, nil, 0o600))
-	defer os.Remove(name)
-	require.NoError(t, unix.Mount(named.path, name, "", unix.MS_BIND, ""))
-	defer func() { _ = unix.Unmount(name, unix.MNT_DETACH) }()
-
-	skip := idOf("/proc/thread-self/ns/net")
-	seen := map[namespaceID]int{}
-	before := openFDs(t)
-	for ns := range f.reachableNamespaces(f.ctx, skip) {
-		seen[ns.id]++
-	}
-	require.Equal(t, before, openFDs(t))
-	for what, id := range ids {
-		require.Equal(t, 1, seen[id], what)
-	}
-	require.Zero(t, seen[skip])
-}
-
 func TestWhatSysfsSaysIsVerified(t *testing.T) {
 	// A name read in sysfs may belong to another link a moment later. PCI devices are not to be had here: none matches.
 	f := setup(t)
