@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package hostdevice
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// inheriting runs sub-plugins that inherit a file: as long as one of them lives, the lock on it is held.
+type inheriting struct {
+	invoke.RawExec
+	version.PluginDecoder
+	file *os.File
+}
+
+// ExecPlugin implements [invoke.Exec].
+func (e *inheriting) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = environ
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if e.file != nil {
+		cmd.ExtraFiles = []*os.File{e.file}
+	}
+	if err := cmd.Run(); err != nil {
+		failure := &types.Error{}
+		if json.Unmarshal(stdout.Bytes(), failure) != nil || failure.Msg == "" {
+			failure = types.NewError(types.ErrInternal, strings.TrimSpace(stderr.String()), "")
+		}
+		return nil, fmt.Errorf("%s: %w (%w)", path, failure, err)
+	}
+	_, _ = stderr.WriteTo(os.Stderr) // for people only
+	return stdout.Bytes(), nil
+}
