@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/stretchr/testify/require"
@@ -34,7 +35,10 @@ import (
 )
 
 // patience is how long something may take that takes a second at most on an idle machine.
-const patience = 30 * time.Second
+const (
+	patience     = 30 * time.Second
+	pollInterval = 20 * time.Millisecond
+)
 
 // plugins builds the plugin and those that it is used with, and returns their directory.
 var plugins = sync.OnceValues(func() (string, error) {
@@ -316,6 +320,13 @@ func newBed(t testing.TB) *bed {
 	return b
 }
 
+// in is the bed for a subtest.
+func (b *bed) in(t *testing.T) *bed {
+	sub, host := *b, *b.host
+	host.t, sub.t, sub.host = t, t, &host
+	return &sub
+}
+
 // plugin is the configuration of the plugin under test; fields come last.
 func (b *bed) plugin(fields ...string) string {
 	return fmt.Sprintf(`{"type": %q, "device": %q, "stateDir": %q, "logLevel": "debug"%s}`, Name, nic, b.stateDir, join(fields))
@@ -342,7 +353,9 @@ func (b *bed) list(version string, plugins ...string) *libcni.NetworkConfigList 
 
 // runtime is what calls the plugins, as a container runtime does.
 func (b *bed) runtime() *libcni.CNIConfig {
-	return libcni.NewCNIConfigWithCacheDir([]string{b.bin}, b.cacheDir, nil)
+	// Plugins' logs are seen where they are called without it.
+	quiet := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: io.Discard}}
+	return libcni.NewCNIConfigWithCacheDir([]string{b.bin}, b.cacheDir, quiet)
 }
 
 func (b *bed) conf() *libcni.RuntimeConf {
