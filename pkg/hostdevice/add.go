@@ -140,7 +140,7 @@ func (c *call) settle(ctx context.Context, host *side, id identity) error {
 		return err
 	}
 	for _, r := range records {
-		link, err := host.find(r.NIC)
+		link, err := host.find(r.NIC.matchesAtHome)
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 
 // Both families are kept; the policy routes are of IPv4 alone, and what sbr does with IPv6 is seen too.
 func TestDualStack(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
 	b.leaf.address(port, "10.1.2.129/25", "2001:db8::1/64")
@@ -44,6 +45,7 @@ func TestDualStack(t *testing.T) {
 // sbr moves the connected route out of the main table. Without a source address, a neighbour on the NIC is then reached
 // by the pod's default route only, unless sbr is told to leave hints.
 func TestUnboundTraffic(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		sbr     string
 		reaches bool
@@ -65,6 +67,7 @@ func TestUnboundTraffic(t *testing.T) {
 
 // Without both fields there is no route, on a /31 neither, where earlier versions had an implicit gateway.
 func TestNoRoutesUnlessAskedFor(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		fields []string
 		log    string
@@ -77,6 +80,7 @@ func TestNoRoutesUnlessAskedFor(t *testing.T) {
 		"user has an IPAM": {fields: []string{`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": 16, "ipam": {"type": "static", "addresses": [{"address": "10.9.9.9/24"}]}`}, log: "IPAM plugin of its own"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t)
 			b.host.address(nic, "10.1.2.5/31")
 			before := b.host.snapshot()
@@ -100,6 +104,7 @@ func TestNoRoutesUnlessAskedFor(t *testing.T) {
 
 // A NIC without addresses is moved and up; a request for routes is no error then.
 func TestNoAddresses(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	before := b.host.snapshot()
 	list := b.list("1.0.0", b.plugin(routeFields(1, 19)))
@@ -117,6 +122,7 @@ func TestNoAddresses(t *testing.T) {
 
 // The container has a link with the name that the NIC has on the host.
 func TestContainerHasTheHostsName(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	b.pod.veth(nic, b.leaf, "other")
@@ -133,6 +139,7 @@ func TestContainerHasTheHostsName(t *testing.T) {
 
 // A peer in another network is reached by a route of its own; without sbr, which cannot copy such a route.
 func TestPeerInAnotherNetwork(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.5 peer 10.9.0.1/32")
 	b.leaf.address(port, "10.9.0.1 peer 10.1.2.5/32")
@@ -149,6 +156,7 @@ func TestPeerInAnotherNetwork(t *testing.T) {
 
 // What is not for this plugin reaches the next one as it came, large numbers too.
 func TestRestOfTheConfigurationIsPassedOn(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	bin := t.TempDir()
@@ -182,6 +190,7 @@ func TestRestOfTheConfigurationIsPassedOn(t *testing.T) {
 
 // An IPAM plugin of the user's own gives addresses and gets them back.
 func TestUsersIPAM(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	before := b.host.snapshot()
@@ -203,6 +212,7 @@ func TestUsersIPAM(t *testing.T) {
 
 // The sub-plugin can keep the addresses itself; routes are added to them.
 func TestUseInterfaceNetwork(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	before := b.host.snapshot()
@@ -215,6 +225,7 @@ func TestUseInterfaceNetwork(t *testing.T) {
 
 // Whatever fails after the NIC has moved, it is home again, and nothing is recorded.
 func TestFailedAddLeavesNothing(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
 	before := b.host.snapshot()
@@ -238,6 +249,7 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 
 // Errors before anything is touched: code, field, and what is allowed.
 func TestAddRefuses(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	b.host.veth("eth2", b.leaf, "port2")
@@ -310,6 +322,7 @@ func TestAddRefuses(t *testing.T) {
 
 // The NIC that the node itself needs stays.
 func TestNodesOwnNetwork(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	index := b.host.mustLink(nic).Attrs().Index
@@ -348,6 +361,7 @@ func TestNodesOwnNetwork(t *testing.T) {
 
 // One NIC is given once: the second is told who has it, and leaves it alone.
 func TestOneNICTwoContainers(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	before := b.host.snapshot()
@@ -383,6 +397,7 @@ func TestOneNICTwoContainers(t *testing.T) {
 
 // Adding what is there is refused and changes nothing.
 func TestAddTwice(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	before := b.host.snapshot()
@@ -398,6 +413,7 @@ func TestAddTwice(t *testing.T) {
 
 // The log goes to a file too if that is asked for.
 func TestLogFile(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.host.address(nic, "10.1.2.130/25")
 	file := filepath.Join(t.TempDir(), "made", "x.log")

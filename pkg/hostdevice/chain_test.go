@@ -20,6 +20,7 @@ func routeFields(offset, prefixLen int) string {
 // The specification's examples, by what the kernel has afterwards, with packets that take the policy route to a host
 // behind the leaf and come back.
 func TestChain(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name              string
 		nic, port         []string
@@ -103,6 +104,7 @@ func TestChain(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			b := newBed(t)
 			b.host.address(nic, tt.nic...)
 			b.leaf.address(port, tt.port...)

@@ -49,7 +49,7 @@ func (c *call) check(ctx context.Context) error {
 	switch {
 	case link == nil:
 		return fmt.Errorf("the container has no interface %s", c.args.IfName)
-	case !rec.NIC.matches(link):
+	case !rec.NIC.matches(link) && (pod.ns.ID != rec.NetNSID || !rec.NIC.matchesAtHome(link)):
 		return fmt.Errorf("interface %s of the container is not NIC %s", c.args.IfName, rec.NIC)
 	case !isUp(link):
 		return fmt.Errorf("interface %s of the container is down", c.args.IfName)

@@ -7,7 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"path"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -154,11 +157,7 @@ func (c *call) homeName(link netlink.Link, onHost bool) (string, bool) {
 func (c *call) reconstructed(place *side, link netlink.Link, name string, state nicState) *record {
 	kept := state.Addresses[:0:0]
 	for _, a := range append(state.Addresses, c.prevAddresses()...) {
-		known := false
-		for _, k := range kept {
-			known = known || k.same(a)
-		}
-		if a.forPod() && !known {
+		if a.forPod() && !slices.ContainsFunc(kept, a.same) {
 			a.Label = "" // it has the container's name in it
 			kept = append(kept, a)
 		}
@@ -186,10 +185,23 @@ func (c *call) prevAddresses() (addrs []address) {
 	for _, ip := range result.IPs {
 		if a, ok := addressOf(netlink.Addr{IPNet: &ip.Address}); ok {
 			a.Valid, a.Preferred = forever, forever
+			if a.Local.Is4() && a.PrefixLen < 31 {
+				a.Broadcast = broadcastOf(ip.Address)
+			}
 			addrs = append(addrs, a)
 		}
 	}
 	return addrs
+}
+
+// broadcastOf is the last address of an IPv4 network, which the sub-plugin uses too.
+func broadcastOf(n net.IPNet) netip.Addr {
+	last := slices.Clone(n.IP.To4())
+	for i := range last {
+		last[i] |= ^n.Mask[len(n.Mask)-len(last)+i]
+	}
+	addr, _ := netip.AddrFromSlice(last)
+	return addr
 }
 
 func (c *call) previousResult() (*current.Result, error) {

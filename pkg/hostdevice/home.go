@@ -45,7 +45,7 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 		return fmt.Errorf("NIC %s is on the host, but not as it was: %w", r.NIC, err)
 	}
 	// Success is claimed for what the kernel says, not for what was asked for.
-	if link, err = host.find(r.NIC); err != nil {
+	if link, err = host.find(r.NIC.matchesAtHome); err != nil {
 		return err
 	}
 	if link == nil {
@@ -65,7 +65,7 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 
 // fetch returns the NIC on the host, from wherever it is. It returns nil for one that does not exist any more.
 func (c *call) fetch(ctx context.Context, host *side, r *record) (netlink.Link, error) {
-	link, err := host.find(r.NIC)
+	link, err := host.find(r.NIC.matchesAtHome)
 	if link != nil || err != nil {
 		return link, err
 	}
@@ -113,14 +113,18 @@ func (c *call) takeFrom(host *side, ns *netnamespace.Namespace, r *record) (netl
 		return nil, err
 	}
 	defer from.close()
-	link, err := from.find(r.NIC)
+	is := r.NIC.matches
+	if ns.ID == r.NetNSID {
+		is = r.NIC.matchesAtHome
+	}
+	link, err := from.find(is)
 	if link == nil || err != nil {
 		return nil, err
 	}
 	if err := from.sendHome(host, link, r.State); err != nil {
 		return nil, fmt.Errorf("NIC %s is in %s as %s: %w", r.NIC, ns.Path, link.Attrs().Name, err)
 	}
-	if link, err = host.find(r.NIC); err == nil && link == nil {
+	if link, err = host.find(r.NIC.matchesAtHome); err == nil && link == nil {
 		err = fmt.Errorf("NIC %s is not on the host after its move from %s", r.NIC, ns.Path)
 	}
 	return link, err
@@ -159,7 +163,7 @@ func (c *call) awaitHomecoming(ctx context.Context, host *side, r *record) (netl
 	tick := time.NewTicker(homecomingInterval)
 	defer tick.Stop()
 	for {
-		link, err := host.find(r.NIC)
+		link, err := host.find(r.NIC.matchesAtHome)
 		if link != nil || err != nil {
 			return link, err
 		}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 )
@@ -49,7 +50,7 @@ func zero(mac net.HardwareAddr) bool { return len(bytes.Trim(mac, "\x00")) == 0 
 // physical says whether the kernel keeps the NIC when the namespace dies that it is in.
 func (id identity) physical() bool { return id.Kind == "" }
 
-// matches says whether a link is the NIC.
+// matches says whether a link of any namespace is the NIC.
 func (id identity) matches(link netlink.Link) bool {
 	other := identify(link)
 	if id.Kind != other.Kind {
@@ -62,12 +63,19 @@ func (id identity) matches(link netlink.Link) bool {
 	if id.PermMAC != "" || other.PermMAC != "" {
 		return id.PermMAC == other.PermMAC
 	}
-	// A pod may change the address or the alias, hardly both.
-	alias := link.Attrs().Alias == id.Name
-	if id.MAC != "" && id.MAC == other.MAC {
-		return alias || other.Name == id.Name || other.Index == id.Index
+	return id.MAC != "" && id.MAC == other.MAC &&
+		(link.Attrs().Alias == id.Name || other.Name == id.Name || other.Index == id.Index)
+}
+
+// matchesAtHome says whether a link is the NIC that is known to be on the host or in the namespace that it was moved to:
+// a NIC without hardware can have another MAC there by now. Elsewhere that would be no more than a resemblance.
+func (id identity) matchesAtHome(link netlink.Link) bool {
+	if id.matches(link) {
+		return true
 	}
-	return alias && other.Index == id.Index
+	other := identify(link)
+	return id.Device == "" && id.PermMAC == "" && other.Device == "" && other.PermMAC == "" && id.Kind == other.Kind &&
+		link.Attrs().Alias == id.Name && other.Index == id.Index
 }
 
 // key names the lock of the NIC: whoever sees it on the host computes the same.
@@ -91,16 +99,14 @@ func (id identity) String() string {
 	return fmt.Sprintf("%s (%s)", id.Name, id.MAC)
 }
 
-// find returns the NIC, nil if it is not in the namespace.
-func (s *side) find(id identity) (netlink.Link, error) {
+// find returns the first link that is the NIC, nil if it is not in the namespace.
+func (s *side) find(is func(netlink.Link) bool) (netlink.Link, error) {
 	links, err := s.links()
 	if err != nil {
 		return nil, err
 	}
-	for _, link := range links {
-		if id.matches(link) {
-			return link, nil
-		}
+	if i := slices.IndexFunc(links, is); i >= 0 {
+		return links[i], nil
 	}
 	return nil, nil
 }

@@ -263,7 +263,7 @@ func (s *side) restoreAddresses(index int, want []address, elapsed uint32) (errs
 			have = append(have, a)
 		}
 	}
-	for _, a := range want {
+	for _, a := range inOrderOfAdding(want) {
 		if a.Temporary || slices.ContainsFunc(have, a.same) {
 			continue
 		}
@@ -277,6 +277,21 @@ func (s *side) restoreAddresses(index int, want []address, elapsed uint32) (errs
 		}
 	}
 	return errs
+}
+
+// inOrderOfAdding orders addresses so that the kernel lists them as they are: it lists the IPv4 address first that came
+// first, which is its network's primary one, but the IPv6 address first that came last.
+func inOrderOfAdding(addrs []address) []address {
+	var four, six []address
+	for _, a := range addrs {
+		if a.Local.Is4() {
+			four = append(four, a)
+		} else {
+			six = append(six, a)
+		}
+	}
+	slices.Reverse(six)
+	return append(four, six...)
 }
 
 // standIn names NICs whose name on the host another link has; the kernel puts the lowest free number in.
