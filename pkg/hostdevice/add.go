@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -16,9 +15,6 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
-
-// pluginPath is where the runtime has plugins (CNI_PATH).
-func pluginPath(path string) []string { return filepath.SplitList(path) }
 
 // openPod opens the namespace of the container, which must not be the host's.
 func openPod(path string, host *side) (*side, error) {
@@ -211,7 +207,7 @@ func (c *call) delegateAdd(ctx context.Context, nic string, ipam *ipamConfig, lo
 		return nil, err
 	}
 	c.log.Debug("Calling the sub-plugin", "plugin", subPlugin, "configuration", string(conf))
-	result, err := invoke.DelegateAdd(ctx, subPlugin, conf, &inheriting{file: lock})
+	result, err := invoke.DelegateAdd(ctx, subPlugin, conf, c.exec(lock))
 	if err != nil {
 		return nil, fmt.Errorf("sub-plugin: %w", err)
 	}

@@ -248,5 +248,5 @@ func (c *call) gc(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("free interface %s of container %s: %w", r.IfName, r.ContainerID, err))
 		}
 	}
-	return errors.Join(append(errs, c.ipam(ctx, invoke.DelegateGC))...)
+	return errors.Join(append(errs, c.store.sweep(), c.ipam(ctx, invoke.DelegateGC))...)
 }

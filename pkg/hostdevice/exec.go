@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -17,15 +18,26 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// inheriting runs sub-plugins that inherit a file: as long as one of them lives, the lock on it is held.
-type inheriting struct {
-	invoke.RawExec
+// executor runs sub-plugins. They inherit the file of a lock: as long as one of them lives, the lock is held.
+type executor struct {
 	version.PluginDecoder
-	file *os.File
+	path string   // CNI_PATH
+	file *os.File // nil: nothing to inherit
+}
+
+var _ invoke.Exec = &executor{}
+
+// FindInPath implements [invoke.Exec].
+func (e *executor) FindInPath(plugin string, _ []string) (string, error) {
+	path, err := invoke.FindInPath(plugin, filepath.SplitList(e.path))
+	if err != nil {
+		return "", errorf(types.ErrPluginNotAvailable, "%w", err)
+	}
+	return path, nil
 }
 
 // ExecPlugin implements [invoke.Exec].
-func (e *inheriting) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = environ

@@ -139,6 +139,9 @@ func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call,
 // attachment is the one that the call is about.
 func (c *call) attachment() attachment { return attachment{c.args.ContainerID, c.args.IfName} }
 
+// exec runs sub-plugins, which inherit the file of a lock if one is given.
+func (c *call) exec(lock *os.File) *executor { return &executor{path: c.args.Path, file: lock} }
+
 // holder returns the record of the attachment that a NIC was recorded for last, nil if there is none.
 func (c *call) holder(is func(identity) bool) (*record, error) {
 	records, broken, err := c.store.list()
@@ -166,7 +169,7 @@ func (c *call) ipam(ctx context.Context, do func(ctx context.Context, plugin str
 	if err != nil {
 		return err
 	}
-	if err := do(ctx, c.conf.ipamType, conf, &inheriting{}); err != nil {
+	if err := do(ctx, c.conf.ipamType, conf, c.exec(nil)); err != nil {
 		return fmt.Errorf("IPAM plugin %s: %w", c.conf.ipamType, err)
 	}
 	return nil
@@ -183,7 +186,7 @@ func (c *call) status(ctx context.Context) error {
 		plugins[1] = c.conf.ipamType
 	}
 	for _, plugin := range plugins {
-		if _, err := invoke.FindInPath(plugin, pluginPath(c.args.Path)); err != nil {
+		if _, err := c.exec(nil).FindInPath(plugin, nil); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -194,7 +197,7 @@ func (c *call) status(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := invoke.DelegateStatus(ctx, subPlugin, conf, &inheriting{}); err != nil {
+	if err := invoke.DelegateStatus(ctx, subPlugin, conf, c.exec(nil)); err != nil {
 		return fmt.Errorf("sub-plugin: %w", err)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
 	"golang.org/x/sys/unix"
@@ -25,7 +26,9 @@ const (
 	recordSuffix  = ".json"
 	// maxRecordSize is far beyond what a NIC with hundreds of addresses needs.
 	maxRecordSize = 4 << 20
-	bootIDPath    = "/proc/sys/kernel/random/boot_id"
+	// abandoned is after what time a file that is written in a moment belongs to nobody.
+	abandoned  = time.Hour
+	bootIDPath = "/proc/sys/kernel/random/boot_id"
 )
 
 // record is what is remembered of an attachment from before its NIC moves until the NIC is home again.
@@ -219,6 +222,22 @@ func (s *store) remove(a attachment) error {
 		return nil
 	}
 	return s.sync()
+}
+
+// sweep removes what writers that were killed have left, once no writer can be at work on it any more.
+func (s *store) sweep() error {
+	tmps, err := filepath.Glob(filepath.Join(s.records(), ".*.tmp"))
+	if err != nil {
+		return err
+	}
+	for _, path := range tmps {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > abandoned {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove what was left: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // sync makes names that were added or removed last.

@@ -161,7 +161,7 @@ func (st nicState) validate() error {
 	}
 	for _, a := range st.Addresses {
 		switch {
-		case !a.Local.IsValid() || a.Local.Zone() != "":
+		case !a.Local.IsValid() || a.Local.Is4In6() || a.Local.Zone() != "":
 			return fmt.Errorf("address %s", a.Local)
 		case a.PrefixLen < 0 || a.PrefixLen > a.Local.BitLen():
 			return fmt.Errorf("address %s: prefix length %d", a.Local, a.PrefixLen)
