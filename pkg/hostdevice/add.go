@@ -136,18 +136,22 @@ func (c *call) settle(ctx context.Context, host *side, id identity) error {
 		return err
 	}
 	for _, r := range records {
+		same, own := r.NIC.key() == id.key(), r.attachment() == c.attachment() && r.BootID == c.boot
+		if !same && !own {
+			continue
+		}
 		link, err := host.find(r.NIC.matchesAtHome)
 		if err != nil {
 			return err
 		}
 		switch {
-		case r.NIC.key() == id.key() && link != nil:
+		case same && link != nil:
 			c.log.Info("An attachment that was not ended is ended first", "nic", id.String(),
 				"oldContainerID", r.ContainerID, "oldInterface", r.IfName)
 			if err := c.end(ctx, host, r); err != nil {
 				return err
 			}
-		case r.attachment() == c.attachment() && r.BootID == c.boot:
+		case own:
 			return errorf(types.ErrInvalidEnvironmentVariables, "container %s has NIC %s as %s already",
 				r.ContainerID, r.NIC, r.IfName)
 		}

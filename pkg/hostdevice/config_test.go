@@ -83,7 +83,8 @@ func TestParseConfigRefuses(t *testing.T) {
 	}
 }
 
-func FuzzParseConfig(f *testing.F) {
+func configSeeds() [][]byte {
+	var seeds [][]byte
 	for _, seed := range []string{
 		`{"cniVersion": "0.3.1", "name": "n", "plugins": [{"type": "amd-host-device", "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 19}, {"type": "sbr"}]}`,
 		`{"cniVersion": "1.1.0", "name": "n", "type": "amd-host-device", "deviceID": "0000:03:00.1", "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 0, "ipam": {"type": "static"}}`,
@@ -92,30 +93,43 @@ func FuzzParseConfig(f *testing.F) {
 		`{"device": {"device": []}, "stateDir": "/", "logFile": "/.log", "nexthopNetAddrOffset": 18446744073709551616}`,
 		`null`, `[]`, `{"":null}`,
 	} {
-		f.Add([]byte(seed))
+		seeds = append(seeds, []byte(seed))
 	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err, invalid := parseConfig(data)
-		if err != nil {
-			return
-		}
-		require.True(t, c.routes == nil || c.routes.DstPrefixLen >= 0 && c.routes.DstPrefixLen <= 32)
-		require.NotContains(t, c.deviceID, "/")
-		require.NotEqual(t, "..", c.deviceID)
-		require.True(t, strings.HasPrefix(c.stateDir, "/"))
-		require.True(t, c.logFile == "" || strings.HasSuffix(c.logFile, ".log"))
-		out, err := c.forSubPlugin("eth1", staticConfig(nil, nil))
-		require.NoError(t, err)
-		var sub map[string]json.RawMessage
-		require.NoError(t, json.Unmarshal(out, &sub))
-		require.JSONEq(t, `"host-device"`, string(sub["type"]))
-		require.JSONEq(t, `"eth1"`, string(sub["device"]))
-		for _, own := range []string{fieldOffset, fieldPrefixLen, fieldStateDir, fieldLogFile} {
-			require.NotContains(t, sub, own)
-		}
-		if invalid == nil && c.prevResult != nil {
-			call := &call{conf: c}
-			_, _ = call.previousResult()
-		}
-	})
+	return seeds
 }
+
+// requireConfigSound checks what holds for whatever a runtime passes.
+func requireConfigSound(t *testing.T, data []byte) {
+	t.Helper()
+	c, err, invalid := parseConfig(data)
+	if err != nil {
+		return
+	}
+	require.True(t, c.routes == nil || c.routes.DstPrefixLen >= 0 && c.routes.DstPrefixLen <= 32)
+	require.NotContains(t, c.deviceID, "/")
+	require.NotEqual(t, "..", c.deviceID)
+	require.True(t, strings.HasPrefix(c.stateDir, "/"))
+	require.True(t, c.logFile == "" || strings.HasSuffix(c.logFile, ".log"))
+	out, err := c.forSubPlugin("eth1", staticConfig(nil, nil))
+	require.NoError(t, err)
+	var sub map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(out, &sub))
+	require.JSONEq(t, `"host-device"`, string(sub["type"]))
+	require.JSONEq(t, `"eth1"`, string(sub["device"]))
+	for _, own := range []string{fieldOffset, fieldPrefixLen, fieldStateDir, fieldLogFile} {
+		require.NotContains(t, sub, own)
+	}
+	if invalid == nil && c.prevResult != nil {
+		call := &call{conf: c}
+		_, _ = call.previousResult()
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	for _, seed := range configSeeds() {
+		f.Add(seed)
+	}
+	f.Fuzz(requireConfigSound)
+}
+
+func TestConfigsOfAnyContent(t *testing.T) { mutate(t, configSeeds(), requireConfigSound) }
