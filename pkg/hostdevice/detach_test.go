@@ -16,8 +16,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/testenv"
 )
 
 // adorn gives the NIC everything that it has to get back.
@@ -122,6 +125,34 @@ func mustState(t *testing.T, s *space, name string) nicState {
 	st, err := side.state(link)
 	require.NoError(t, err)
 	return st
+}
+
+// A pod's XDP program does not come home with the NIC, and the host's own is not taken off by an ADD that failed.
+func TestXDP(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	prog := testenv.XDP(t)
+	attach := func(s *space, name string, prog int) {
+		t.Helper()
+		link := s.mustLink(name)
+		s.do(func() error { return netlink.LinkSetXdpFdWithFlags(link, prog, nl.XDP_FLAGS_SKB_MODE) })
+	}
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	attach(b.pod, "net1", prog)
+	require.True(t, b.pod.mustLink("net1").Attrs().Xdp.Attached)
+	b.must("DEL", b.single())
+	b.requireHome(before)
+	require.False(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+
+	attach(b.host, nic, prog)
+	call := b.call("ADD", b.single())
+	call.path = t.TempDir() // no sub-plugin
+	_, _, failure := b.run(call)
+	require.NotNil(t, failure)
+	require.Equal(t, int(types.ErrPluginNotAvailable), int(failure.Code))
+	require.True(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+	require.Empty(t, b.recorded())
 }
 
 // A NIC that was down is down again.
@@ -247,7 +278,7 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 		_, _, failure := b.run(b.call("DEL", b.single()))
 		require.NotNil(t, failure)
 		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
-		require.Contains(t, failure.Msg, "is on the host as amdnic0: another link is called eth1")
+		require.Contains(t, failure.Msg, "is on the host as amdnic0, but not as it was: another link is called eth1")
 		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses, "home in everything else")
 		require.Len(t, b.recorded(), 1)
 
@@ -261,10 +292,34 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 		_, _, failure = b.run(b.call("DEL", b.single()))
 		require.NotNil(t, failure)
 		log := b.must("DEL", b.single())
-		require.Contains(t, log, "keeps a stand-in")
+		require.Contains(t, log, "The NIC is home and stays as it is")
 		require.Empty(t, b.recorded())
 		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses)
 	}
+}
+
+// The kernel does not take back what was recorded. That too is said, and not for ever.
+func TestDelWhenStateIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	changed := strings.Replace(string(data), `"mtu":1500`, `"mtu":1000000`, 1)
+	require.NotEqual(t, string(data), changed)
+	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
+	for range maxRefusals - 1 {
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "set MTU 1000000")
+		require.Equal(t, before, b.host.snapshot(), "all else is as it was")
+	}
+	require.Contains(t, b.must("DEL", b.single()), "set MTU 1000000")
+	b.requireHome(before)
 }
 
 // The namespace that the runtime names is another pod's by now, which has an interface of the same name.

@@ -22,8 +22,8 @@ const (
 	// The kernel takes a dead namespace apart in the background and then puts its hardware NICs on the host.
 	homecomingTimeout  = 5 * time.Second
 	homecomingInterval = 20 * time.Millisecond
-	// maxRefusals is how often the end of an attachment fails because another link has the NIC's name. After that the
-	// NIC stays under its stand-in, so that the pod can go.
+	// maxRefusals is how often the end of an attachment is tried whose NIC is on the host and cannot be made what it was,
+	// for example because another link has its name. After that it stays as it is, so that the pod can go.
 	maxRefusals = 3
 )
 
@@ -41,9 +41,7 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 	if link == nil {
 		return c.store.remove(r.attachment())
 	}
-	if err := host.restore(link, r.State, r.elapsed(sinceBoot())); err != nil {
-		return fmt.Errorf("NIC %s is on the host, but not as it was: %w", r.NIC, err)
-	}
+	problem := host.restore(link, r.State, r.elapsed(sinceBoot()))
 	// Success is claimed for what the kernel says, not for what was asked for.
 	if link, err = host.find(r.NIC.matchesAtHome); err != nil {
 		return err
@@ -51,13 +49,17 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 	if link == nil {
 		return fmt.Errorf("NIC %s is not on the host any more after it was restored", r.NIC)
 	}
-	if name := link.Attrs().Name; name != r.State.Name {
+	name := link.Attrs().Name
+	if name != r.State.Name {
+		problem = errors.Join(problem, fmt.Errorf("another link is called %s", r.State.Name))
+	}
+	if problem != nil {
 		if r.Refusals++; r.Refusals < maxRefusals {
-			return errors.Join(errorf(types.ErrTryAgainLater, "NIC %s is on the host as %s: another link is called %s",
-				r.NIC, name, r.State.Name), c.store.save(r))
+			return errors.Join(errorf(types.ErrTryAgainLater, "NIC %s is on the host as %s, but not as it was: %w", r.NIC, name, problem),
+				c.store.save(r))
 		}
-		c.log.Warn("The NIC is home, but keeps a stand-in for its name, which another link has", "nic", r.NIC.String(),
-			"interface", name)
+		c.log.Warn("The NIC is home and stays as it is, since it cannot be made what it was", "nic", r.NIC.String(),
+			"interface", name, "error", problem)
 	}
 	c.log.Info("The NIC is home", "nic", r.NIC.String())
 	return c.store.remove(r.attachment())

@@ -48,7 +48,7 @@ type record struct {
 	State   nicState        `json:"state"`
 	// Routes are the policy routes that were asked for.
 	Routes []recordedRoute `json:"routes,omitempty"`
-	// Refusals counts how often the end of the attachment was put off because another link has the NIC's name.
+	// Refusals counts how often the NIC was on the host and could not be made what it was.
 	Refusals int `json:"refusals,omitempty"`
 }
 

@@ -145,24 +145,24 @@ func (s *side) setFlags(index int, flags, mask uint32) error {
 	return err
 }
 
-// detachXDP detaches XDP programs. One attached by a BPF link that a process holds goes with that process.
-func (s *side) detachXDP(link netlink.Link) error {
-	xdp := link.Attrs().Xdp
-	if xdp == nil || !xdp.Attached {
-		return nil
-	}
+// detachXDP detaches the XDP program that a link has in a mode. One attached by a BPF link that a process holds cannot be
+// detached, and goes with that process.
+func (s *side) detachXDP(index int, attachMode uint32) error {
 	mode, known := map[uint32]uint32{
 		nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE,
-	}[xdp.AttachMode]
+	}[attachMode]
 	if !known {
-		return fmt.Errorf("mode %d is not known", xdp.AttachMode)
+		return fmt.Errorf("mode %d is not known", attachMode)
 	}
-	req := linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, link.Attrs().Index)
+	req := linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, index)
 	attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 	attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(^uint32(0)))
 	attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(mode))
 	req.AddData(attr)
 	_, err := s.execute(req, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil
+	}
 	return err
 }
 

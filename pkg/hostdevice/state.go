@@ -29,6 +29,8 @@ type nicState struct {
 	Promisc  bool   `json:"promisc,omitempty"`
 	AllMulti bool   `json:"allMulticast,omitempty"`
 	NoARP    bool   `json:"noARP,omitempty"`
+	// XDP is the ID of the XDP program that the host runs on it, 0 for none.
+	XDP uint32 `json:"xdpProgram,omitempty"`
 	// Addresses are in the kernel's order: the first of an IPv4 network is its primary one.
 	Addresses []address `json:"addresses,omitempty"`
 }
@@ -131,6 +133,9 @@ func (s *side) state(link netlink.Link) (nicState, error) {
 		Up: isUp(link), Promisc: attrs.RawFlags&unix.IFF_PROMISC != 0,
 		AllMulti: attrs.RawFlags&unix.IFF_ALLMULTI != 0, NoARP: attrs.RawFlags&unix.IFF_NOARP != 0,
 	}
+	if attrs.Xdp != nil && attrs.Xdp.Attached {
+		st.XDP = attrs.Xdp.ProgId
+	}
 	addrs, err := s.addresses(attrs.Index)
 	if err != nil {
 		return nicState{}, err
@@ -217,8 +222,10 @@ func (s *side) restore(link netlink.Link, want nicState, elapsed uint32) error {
 	if want.flags() != have {
 		try("set flags", s.setFlags(index, want.flags(), stateFlags))
 	}
-	// A program of the pod's must not see the host's packets.
-	try("detach an XDP program", s.detachXDP(link))
+	if xdp := attrs.Xdp; xdp != nil && xdp.Attached && xdp.ProgId != want.XDP {
+		// A program of the pod's must not see the host's packets.
+		try("detach an XDP program", s.detachXDP(index, xdp.AttachMode))
+	}
 	for _, alt := range attrs.AltNames {
 		if !slices.Contains(want.AltNames, alt) {
 			try("remove alternative name "+alt, s.handle.LinkDelAltName(device(index), alt))

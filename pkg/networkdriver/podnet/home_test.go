@@ -6,16 +6,15 @@ package podnet
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -204,7 +203,7 @@ func TestForgedHostNames(t *testing.T) {
 func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	prog := loadXDP(t)
+	prog := testenv.XDP(t)
 	require.NoError(t, attachXDP(f.host, "v0", prog, nl.XDP_FLAGS_DRV_MODE))
 	require.True(t, f.host.link("v0").Attrs().Xdp.Attached)
 	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
@@ -231,29 +230,6 @@ func attachXDP(ns *testNS, name string, prog, mode int) error {
 	req.AddData(attr)
 	_, err := c.execute(req, 0)
 	return err
-}
-
-// loadXDP loads a program that passes every packet (r0 = XDP_PASS; exit).
-func loadXDP(t *testing.T) int {
-	t.Helper()
-	insns := []uint64{0x2_0000_00b7, 0x95}
-	license := []byte("GPL\x00")
-	attr := struct {
-		progType, insnCnt uint32
-		insns, license    uint64
-		_                 [120]byte
-	}{
-		progType: unix.BPF_PROG_TYPE_XDP, insnCnt: uint32(len(insns)),
-		insns: uint64(uintptr(unsafe.Pointer(&insns[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
-	}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	runtime.KeepAlive(insns)
-	runtime.KeepAlive(license)
-	if errno != 0 {
-		t.Skipf("the kernel does not load an XDP program: %v", errno)
-	}
-	t.Cleanup(func() { _ = unix.Close(int(fd)) })
-	return int(fd)
 }
 
 func TestWhatSysfsSaysIsVerified(t *testing.T) {
