@@ -62,8 +62,13 @@ func (c *call) endAttachment(ctx context.Context, host *side, a attachment) erro
 	// While the lock was waited for, the attachment may have been ended, and the NIC be another's.
 	switch again, err := c.store.load(a); {
 	case errors.As(err, &broken), again == nil && err == nil && !rec.recorded():
-		if holder, err := c.holder(func(id identity) bool { return id.key() == rec.NIC.key() }); err != nil || holder != nil {
+		holder, err := c.holder(func(id identity) bool { return id.key() == rec.NIC.key() })
+		if err != nil {
 			return err
+		}
+		if holder != nil {
+			c.log.Info("The NIC is another attachment's", "nic", rec.NIC.String(), "holder", holder.ContainerID)
+			return c.store.remove(a)
 		}
 		// So that the next call goes on if this one is interrupted.
 		rec.Recorded = sinceBoot()

@@ -235,6 +235,33 @@ func TestDelFindsHeldNamespace(t *testing.T) {
 	b.requireHome(before)
 }
 
+// The NIC is in neither place that it was sent to. It is fetched if host-device has moved it there, as it is on its way
+// through, and left if somebody else has.
+func TestDelOfNICElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, marked := range []bool{true, false} {
+		b := newBed(t)
+		b.host.address(nic, "10.1.2.130/25")
+		before := b.host.snapshot()
+		b.must("ADD", b.single())
+		elsewhere := newSpace(t)
+		ns, err := netns.GetFromPath(elsewhere.path)
+		require.NoError(t, err)
+		defer ns.Close() // a descriptor is what the search finds it by, when the path is gone
+		require.NoError(t, unix.Unmount(elsewhere.path, unix.MNT_DETACH))
+		if !marked {
+			require.NoError(t, b.pod.LinkSetAlias(b.pod.mustLink("net1"), ""))
+		}
+		require.NoError(t, b.pod.LinkSetNsFd(b.pod.mustLink("net1"), int(ns)))
+		b.must("DEL", b.single())
+		if marked {
+			b.requireHome(before)
+		} else {
+			require.NotNil(t, elsewhere.link("net1"))
+		}
+	}
+}
+
 // A link without hardware dies with its namespace: nothing is left to do.
 func TestDelOfDeadVirtualLink(t *testing.T) {
 	t.Parallel()

@@ -112,12 +112,14 @@ func (c *call) takeFrom(host *side, ns *netnamespace.Namespace, r *record) (netl
 	}
 	from, err := sideOf(ns)
 	if err != nil {
-		return nil, err
+		c.log.Warn("A namespace cannot be searched for the NIC", "netns", ns.Path, "error", err)
+		return nil, nil
 	}
 	defer from.close()
-	is := r.NIC.matches
-	if ns.ID == r.NetNSID {
-		is = r.NIC.matchesAtHome
+	is := r.NIC.matchesAtHome
+	if ns.ID != r.NetNSID {
+		// The sub-plugin leaves the name in the alias. A NIC without it was moved by somebody else since.
+		is = func(link netlink.Link) bool { return r.NIC.matches(link) && link.Attrs().Alias == r.NIC.Name }
 	}
 	link, err := from.find(is)
 	if link == nil || err != nil {
