@@ -9,9 +9,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
@@ -211,11 +210,15 @@ func (c *call) delegateAdd(ctx context.Context, nic string, ipam *ipamConfig, lo
 		return nil, err
 	}
 	c.log.Debug("Calling the sub-plugin", "plugin", subPlugin, "configuration", string(conf))
-	result, err := invoke.DelegateAdd(ctx, subPlugin, conf, c.exec(lock))
+	out, err := c.exec(lock).run(ctx, "ADD", subPlugin, conf)
 	if err != nil {
-		return nil, fmt.Errorf("sub-plugin: %w", err)
+		return nil, err
 	}
-	return current.NewResultFromResult(result)
+	result, err := version.NewResult(c.conf.cniVersion, out)
+	if err != nil {
+		return nil, errorf(types.ErrDecodingFailure, "result of %s: %w", subPlugin, err)
+	}
+	return result, nil
 }
 
 // verify says whether the NIC is in the container under its name.

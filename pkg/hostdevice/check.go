@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 )
@@ -72,7 +71,7 @@ func (c *call) check(ctx context.Context) error {
 	return errors.Join(
 		pod.checkAddresses(link, expected),
 		pod.checkRoutes(link, rec.Routes),
-		c.ipam(ctx, invoke.DelegateCheck),
+		c.ipam(ctx, "CHECK"),
 	)
 }
 

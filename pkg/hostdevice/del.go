@@ -12,7 +12,6 @@ import (
 	"path"
 	"slices"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/utils"
@@ -32,7 +31,7 @@ func (c *call) del(ctx context.Context) error {
 		return fmt.Errorf("host: %w", err)
 	}
 	defer host.close()
-	return errors.Join(c.endAttachment(ctx, host, c.attachment()), c.ipam(ctx, invoke.DelegateDel))
+	return errors.Join(c.endAttachment(ctx, host, c.attachment()), c.ipam(ctx, "DEL"))
 }
 
 // endAttachment ends one attachment by its record, or without one by what can be told.
@@ -253,5 +252,5 @@ func (c *call) gc(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("free interface %s of container %s: %w", r.IfName, r.ContainerID, err))
 		}
 	}
-	return errors.Join(append(errs, c.store.sweep(), c.ipam(ctx, invoke.DelegateGC))...)
+	return errors.Join(append(errs, c.store.sweep(), c.ipam(ctx, "GC"))...)
 }

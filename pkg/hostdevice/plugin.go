@@ -21,7 +21,6 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -140,7 +139,7 @@ func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call,
 func (c *call) attachment() attachment { return attachment{c.args.ContainerID, c.args.IfName} }
 
 // exec runs sub-plugins, which inherit the file of a lock if one is given.
-func (c *call) exec(lock *os.File) *executor { return &executor{path: c.args.Path, file: lock} }
+func (c *call) exec(lock *os.File) executor { return executor{path: c.args.Path, file: lock} }
 
 // holder returns the record of the attachment that a NIC was recorded for last, nil if there is none.
 func (c *call) holder(is func(identity) bool) (*record, error) {
@@ -161,18 +160,15 @@ func (c *call) holder(is func(identity) bool) (*record, error) {
 }
 
 // ipam calls the IPAM plugin of the user, if there is one; the plugin's own needs no calls but ADD.
-func (c *call) ipam(ctx context.Context, do func(ctx context.Context, plugin string, conf []byte, exec invoke.Exec) error) error {
+func (c *call) ipam(ctx context.Context, verb string) error {
 	if c.conf.ipamType == "" {
 		return nil
 	}
 	conf, err := c.conf.forSubPlugin("", nil)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = c.exec(nil).run(ctx, verb, c.conf.ipamType, conf)
 	}
-	if err := do(ctx, c.conf.ipamType, conf, c.exec(nil)); err != nil {
-		return fmt.Errorf("IPAM plugin %s: %w", c.conf.ipamType, err)
-	}
-	return nil
+	return err
 }
 
 // status says what keeps the plugin from serving.
@@ -186,7 +182,7 @@ func (c *call) status(ctx context.Context) error {
 		plugins[1] = c.conf.ipamType
 	}
 	for _, plugin := range plugins {
-		if _, err := c.exec(nil).FindInPath(plugin, nil); err != nil {
+		if _, err := c.exec(nil).find(plugin); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -197,8 +193,6 @@ func (c *call) status(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := invoke.DelegateStatus(ctx, subPlugin, conf, c.exec(nil)); err != nil {
-		return fmt.Errorf("sub-plugin: %w", err)
-	}
-	return nil
+	_, err = c.exec(nil).run(ctx, "STATUS", subPlugin, conf)
+	return err
 }
