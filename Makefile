@@ -77,7 +77,7 @@ test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 .PHONY: test-e2e
 test-e2e: build $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m ./test/e2e
+	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m -parallel 2 ./test/e2e
 
 .PHONY: test-lab
 test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.
