@@ -25,14 +25,16 @@ const (
 	hostRecords  = "/var/lib/cni/amd-host-device/attachments"
 )
 
-// installHostDevice puts the plugin beside the others of a node until the test's end.
+// installHostDevice puts the plugin beside the others of a node.
 func (e *T) installHostDevice(n *lab.Node) {
 	e.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "bin", hostDevice))
 	require.NoError(e, err, "make build makes it")
-	require.NoError(e, os.WriteFile(filepath.Join(e.ShareDir(), hostDevice), data, 0o755))
+	// Tests on the two nodes may do this at the same time.
+	name := hostDevice + "-" + n.Name()
+	require.NoError(e, os.WriteFile(filepath.Join(e.ShareDir(), name), data, 0o755))
 	// Beside and then in place, so that nobody runs half of it.
-	e.onNode(n, fmt.Sprintf("cp %s /opt/cni/bin/.%s && mv /opt/cni/bin/.%[2]s /opt/cni/bin/%[2]s", path.Join(lab.ShareDir, hostDevice), hostDevice))
+	e.onNode(n, fmt.Sprintf("cp %s /opt/cni/bin/.%s && mv /opt/cni/bin/.%[2]s /opt/cni/bin/%[2]s", path.Join(lab.ShareDir, name), hostDevice))
 }
 
 // fabric makes pods of the node get a NIC as their network, until the test's end.
@@ -93,7 +95,7 @@ func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) {
 		e.deletePods("fabric")
 		return "it has another network"
 	})
-	pod, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, "fabric", metav1.GetOptions{})
+	pod, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, "fabric", metav1.GetOptions{})
 	require.NoError(e, err)
 	own := strings.Split(address, "/")[0]
 	require.Equal(e, own, pod.Status.PodIP, "what kubelet knows is what the NIC had")
@@ -121,7 +123,7 @@ func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) {
 // TestHostDeviceVF: through containerd, a pod's network is a VF with its address and a policy route through the PF.
 func TestHostDeviceVF(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.installHostDevice(n)
 	vf := vfName(0)
 	e.onNode(n, fmt.Sprintf(`set -e
@@ -139,7 +141,8 @@ func TestHostDeviceVF(t *testing.T) {
 
 // TestHostDevicePF: the same with a PF, whose /31 ends at the other node's.
 func TestHostDevicePF(t *testing.T) {
-	e := startSRIOV(t)
+	e := startEverywhere(t)
+	e.guard()
 	n, leaf := e.Node("node2"), e.Node("node1")
 	e.installHostDevice(n)
 	e.onNode(leaf, fmt.Sprintf("ip address add 10.1.2.4/31 dev %s && ip address add 10.1.200.1/32 dev %[1]s", lab.Uplink))
