@@ -13,6 +13,8 @@ export GOFLAGS := $(GOFLAGS) -trimpath
 GOBUILD := $(GO) build -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
 LAB := bin/lab
 NODES ?= 1
+FUZZTIME ?= 1m
+CRASH ?= 50x20
 # The packages with unit tests, and all packages.
 UNIT := ./api/... ./cmd/... ./internal/... ./pkg/... ./test/lab/...
 PKGS := $(UNIT) ./install/... ./test/deploy/... ./test/demo/... ./test/e2e/...
@@ -56,6 +58,16 @@ check-generate: generate ## Fail when generated files are not up to date.
 .PHONY: test-unit
 test-unit: ## Unit, cell and privileged tests, with the race detector. Privileged ones run as root.
 	CGO_ENABLED=1 NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(UNIT)
+
+.PHONY: test-fuzz
+test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each. Not part of make test: the engine takes minutes to compile.
+	$(GO) test -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
+	$(GO) test -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+	$(GO) test -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+
+.PHONY: test-crash
+test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
+	NETWORKDRIVER_REQUIRE=privileged NETWORKDRIVER_CRASH=$(CRASH) $(GO) test -count=1 -v -timeout 60m -run '^TestKilledAnywhere$$' ./pkg/hostdevice
 
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
