@@ -13,6 +13,8 @@ export GOFLAGS := $(GOFLAGS) -trimpath
 GOBUILD := $(GO) build -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
 LAB := bin/lab
 NODES ?= 1
+FUZZTIME ?= 1m
+CRASH ?= 50x20
 # The packages with unit tests, and all packages.
 UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
 PKGS := $(UNIT) ./install/... ./test/deploy/... ./test/demo/... ./test/e2e/...
@@ -58,6 +60,16 @@ check-generate: generate ## Fail when generated files are not up to date.
 test-unit: ## Unit, cell and privileged tests, with the race detector. Privileged ones run as root.
 	CGO_ENABLED=1 NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(UNIT)
 
+.PHONY: test-fuzz
+test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each. Not part of make test: the engine takes minutes to compile.
+	$(GO) test -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
+	$(GO) test -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+	$(GO) test -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+
+.PHONY: test-crash
+test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
+	NETWORKDRIVER_REQUIRE=privileged NETWORKDRIVER_CRASH=$(CRASH) $(GO) test -count=1 -v -timeout 60m -run '^TestKilledAnywhere$$' ./pkg/hostdevice
+
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 	$(LAB) build --control-plane
@@ -66,7 +78,7 @@ test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 .PHONY: test-e2e
 test-e2e: build $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m ./test/e2e
+	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m -parallel 2 ./test/e2e
 
 .PHONY: test-lab
 test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.

@@ -7,7 +7,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -35,15 +34,11 @@ func main() {
 }
 
 func run(ctx context.Context, nodes int) error {
-	opts := lab.Options{
+	l, err := lab.Ensure(ctx, lab.Options{
 		BuildOptions: lab.BuildOptions{Progress: os.Stderr},
 		Nodes:        nodes,
 		Detach:       true,
-	}
-	l, err := lab.Open(opts)
-	if errors.Is(err, lab.ErrNotUp) {
-		l, err = lab.Up(ctx, opts)
-	}
+	})
 	if err != nil {
 		return err
 	}

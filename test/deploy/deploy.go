@@ -8,6 +8,7 @@ package deploy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/crds"
 	manifests "github.com/cilium/networkdriver/install/kubernetes"
+	"github.com/cilium/networkdriver/pkg/debugapi"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -170,6 +172,19 @@ func (c *Cluster) RestartAgent(ctx context.Context, n *lab.Node, flags ...string
 // Dbg runs cilium-dbg on a node and returns what it prints.
 func (c *Cluster) Dbg(ctx context.Context, n *lab.Node, args ...string) (string, error) {
 	return n.Run(ctx, filepath.Join(lab.ShareDir, dbg)+" "+strings.Join(args, " "))
+}
+
+// DumpTable returns the rows of a StateDB table of a node's agent.
+func (c *Cluster) DumpTable(ctx context.Context, n *lab.Node, table string) (json.RawMessage, error) {
+	body, err := n.GetSocket(ctx, debugapi.DefaultSocketPath, "/dump/"+table)
+	if err != nil {
+		return nil, err
+	}
+	var tables map[string]json.RawMessage
+	if err := json.Unmarshal(body, &tables); err != nil {
+		return nil, fmt.Errorf("table %s of %s: %w", table, n.Name(), err)
+	}
+	return tables[table], nil
 }
 
 // Apply applies YAML documents. Objects of a namespaced kind without a namespace go to the default one.

@@ -166,3 +166,18 @@ func (e *T) pause(n *lab.Node, daemon string) (resume func()) {
 		require.NoError(e, n.Signal(e.ctx, daemon, unix.SIGCONT))
 	}
 }
+
+// holdSandboxes keeps the node's sandboxes waiting for their network, which is after Prepare and before the hook, until
+// the function that it returns is called. To stop the whole runtime instead would stop kubelet's loop with it.
+func (e *T) holdSandboxes(n *lab.Node) (resume func()) {
+	e.Helper()
+	e.onNode(n, `cd /opt/cni/bin && touch /run/hold && cp ptp ptp.real &&
+		printf '#!/bin/sh\nwhile [ -e /run/hold ]; do sleep 0.2; done\nexec /opt/cni/bin/ptp\n' > ptp.hold &&
+		chmod +x ptp.hold && mv ptp.hold ptp`)
+	resume = func() {
+		e.Helper()
+		e.onNode(n, "cd /opt/cni/bin && if [ -e ptp.real ]; then mv ptp.real ptp; fi && rm -f /run/hold")
+	}
+	e.atEnd(resume)
+	return resume
+}

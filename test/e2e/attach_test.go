@@ -15,28 +15,28 @@ import (
 )
 
 // changedPod makes a pod with a claim that is otherwise than those that pod makes.
-func (e *T) changedPod(name, node, template string, change func(*corev1.PodSpec)) {
+func (e *T) changedPod(name, node, template string, change func(*corev1.Pod)) {
 	e.Helper()
 	pod := e.podObject(name, node)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: &template}}
 	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
-	change(&pod.Spec)
-	_, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	change(pod)
+	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
 	require.NoError(e, err)
 }
 
 // TestHostNetwork: a pod on the host's network has no namespace to give a device to, and is refused.
 func TestHostNetwork(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
-	e.configure("node1", sriovPools(vfPool("first", 0)))
-	e.waitDevices("node1", "first", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
+	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.changedPod("a", "node1", "first", func(spec *corev1.PodSpec) { spec.HostNetwork = true })
+	e.changedPod("a", e.node.Name(), "first", func(pod *corev1.Pod) { pod.Spec.HostNetwork = true })
 	e.eventSays("a", "host", "network", "claim")
-	created, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, "a", metav1.GetOptions{})
+	created, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, "a", metav1.GetOptions{})
 	require.NoError(e, err)
 	require.Equal(e, corev1.PodPending, created.Status.Phase)
 	require.Equal(e, before.Links, e.hostState(n).Links)
@@ -48,13 +48,13 @@ func TestHostNetwork(t *testing.T) {
 // name it had.
 func TestSandboxAgain(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
-	e.configure("node1", sriovPools(vfPool("first", 0)))
-	e.waitDevices("node1", "first", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
+	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.changedPod("a", "node1", "first", func(spec *corev1.PodSpec) { spec.RestartPolicy = corev1.RestartPolicyAlways })
+	e.changedPod("a", e.node.Name(), "first", func(pod *corev1.Pod) { pod.Spec.RestartPolicy = corev1.RestartPolicyAlways })
 	e.running("a")
 	for range 2 {
 		old := e.allocationsOf("a")[0].Attachment
@@ -82,18 +82,18 @@ func TestSandboxAgain(t *testing.T) {
 // that the host has given to another link meanwhile does not keep the VF from coming home.
 func TestAltNames(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.onNode(n, fmt.Sprintf("ip link property add dev %s altname sriov0 altname e2e-other", vfName(0)))
 	e.atEnd(func() {
 		e.onNode(n, fmt.Sprintf("ip link property del dev %s altname sriov0 altname e2e-other", vfName(0)))
 	})
 	before := e.hostState(n)
 	require.ElementsMatch(e, []string{"sriov0", "e2e-other"}, before.Links[vfName(0)].AltNames)
-	e.configure("node1", sriovPools(vfPool("first", 0)))
-	e.waitDevices("node1", "first", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
+	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.pod("a", "node1", "first")
+	e.pod("a", e.node.Name(), "first")
 	e.running("a")
 	require.Contains(e, e.mustInPod("a", "ip link show sriov0"), before.Links[vfName(0)].MAC)
 
@@ -128,7 +128,7 @@ const cniConfig = "/etc/cni/net.d/10-ptp.conflist"
 // the pod starts.
 func TestSecondDeviceVanishes(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
 	// Sandboxes come as far as their network, until the configuration is good again.
 	good, err := n.ReadFile(e.ctx, cniConfig)
@@ -137,7 +137,7 @@ func TestSecondDeviceVanishes(t *testing.T) {
 	e.atEnd(repair)
 	require.NoError(e, n.WriteFile(e.ctx, cniConfig, []byte(`{"cniVersion": "1.0.0", "name": "pod", "plugins": [{"type": "e2e-nothing"}]}`), 0o600))
 	twoVFs(e)
-	second := pciAddr(deviceOf(e, "node1", 1).Name)
+	second := pciAddr(deviceOf(e, e.node.Name(), 1).Name)
 	e.atEnd(func() {
 		e.bindVF(n, second, "igbvf")
 		e.waitVFNames(n)

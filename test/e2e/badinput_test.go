@@ -34,7 +34,7 @@ func TestNodeConfigRefused(t *testing.T) {
 		require.NoError(e, json.Unmarshal([]byte(tt.spec), &object))
 		_, err := e.Dynamic.Resource(nodeConfigs).Create(e.ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": v2alpha1.SchemeGroupVersion.String(), "kind": v2alpha1.NodeConfigKind,
-			"metadata": map[string]any{"name": "node1"}, "spec": object,
+			"metadata": map[string]any{"name": e.node.Name()}, "spec": object,
 		}}, metav1.CreateOptions{})
 		require.True(e, apierrors.IsInvalid(err), "%s: %v", name, err)
 		require.ErrorContains(e, err, tt.field, name)

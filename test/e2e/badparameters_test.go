@@ -5,6 +5,8 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,7 +26,7 @@ import (
 // reason, while the rest of the configuration is at work. The agent lives and does not try hard again and again.
 func TestNodeConfigNotMet(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	m := e.mark(n, deploy.Agent)
 	spec := mixedSpec(2)
 	spec.DeviceManagerConfigs.SRIOV.Ifaces = []v2alpha1.SRIOVDeviceConfig{
@@ -32,22 +34,22 @@ func TestNodeConfigNotMet(t *testing.T) {
 		{IfName: "mgmt0", VfCount: 2},
 		{IfName: lab.Uplink, VfCount: 200},
 	}
-	e.configure("node1", spec)
+	e.configure(e.node.Name(), spec)
 	limit := e.onNode(n, "cat /sys/class/net/"+lab.Uplink+"/device/sriov_totalvfs")
-	e.degraded("node1",
+	e.degraded(e.node.Name(),
 		"sriov.ifaces[0].ifName: PF ens9f9: the node has no interface of this name",
 		"sriov.ifaces[1].ifName: PF mgmt0: the interface is no SR-IOV physical function",
 		fmt.Sprintf("sriov.ifaces[2].vfCount: PF %s: 200 VFs are wanted, it supports at most %s (sriov_totalvfs)", lab.Uplink, limit))
-	e.waitDevices("node1", "sriov-pool", vfCount)
-	e.waitDevices("node1", "fast-net", 2)
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
+	e.waitDevices(e.node.Name(), "fast-net", 2)
 	busy, since := e.cpuTime(n), time.Now()
 
 	e.class("vf", "sriov-pool")
-	e.template("vf", []resourceapi.DeviceRequest{request("net", "vf")}, config(`{"vlan": 1001, "podIfName": "vf0"}`))
+	e.template("vf", []resourceapi.DeviceRequest{e.request("net", "vf")}, config(`{"vlan": 1001, "podIfName": "vf0"}`))
 	e.class("dummy", "fast-net")
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
-	e.pod("vf", "node1", "vf")
-	e.pod("dummy", "node1", "dummy")
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("vf", e.node.Name(), "vf")
+	e.pod("dummy", e.node.Name(), "dummy")
 	e.running("vf", "dummy")
 	used := e.cpuTime(n) - busy
 	require.Less(e, used, time.Since(since)/3, "the agent is busy")
@@ -57,8 +59,8 @@ func TestNodeConfigNotMet(t *testing.T) {
 	more := mixedSpec(2)
 	more.DeviceManagerConfigs.SRIOV.Ifaces[0].VfCount = vfCount + 2
 	for range 2 {
-		e.configure("node1", more)
-		e.degraded("node1", fmt.Sprintf("sriov.ifaces[0].vfCount: PF %s: %d VFs are wanted and it has %d", lab.Uplink, vfCount+2, vfCount))
+		e.configure(e.node.Name(), more)
+		e.degraded(e.node.Name(), fmt.Sprintf("sriov.ifaces[0].vfCount: PF %s: %d VFs are wanted and it has %d", lab.Uplink, vfCount+2, vfCount))
 		require.Equal(e, strconv.Itoa(vfCount), e.onNode(n, "cat "+numVFs))
 		require.Empty(e, e.hasInterface("vf", "vf0"))
 		require.Len(e, e.allocations(n), 2)
@@ -68,9 +70,9 @@ func TestNodeConfigNotMet(t *testing.T) {
 	}
 
 	// A configuration that can be met ends the condition.
-	e.configure("node1", mixedSpec(2))
+	e.configure(e.node.Name(), mixedSpec(2))
 	e.eventually("node config", func() string {
-		if c := meta.FindStatusCondition(e.configStatus("node1").Conditions, v2alpha1.ConditionDegraded); c == nil || c.Status != metav1.ConditionFalse {
+		if c := meta.FindStatusCondition(e.configStatus(e.node.Name()).Conditions, v2alpha1.ConditionDegraded); c == nil || c.Status != metav1.ConditionFalse {
 			return fmt.Sprintf("is still degraded: %+v", c)
 		}
 		return ""
@@ -115,7 +117,7 @@ func (e *T) cpuTime(n *lab.Node) time.Duration {
 // the request and the field.
 func TestBadParameters(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	type bad struct {
 		class, parameters string
 		says              []string
@@ -136,23 +138,23 @@ func TestBadParameters(t *testing.T) {
 		"name-dots":      {"dummy", `{"podIfName": ".."}`, []string{`podIfName: ".."`}},
 		"name-and-space": {"dummy", `{"podIfName": "a b"}`, []string{`podIfName: "a b" contains ' '`}},
 	}
-	e.configure("node1", mixedSpec(int32(len(pods)+4)))
-	e.waitDevices("node1", "sriov-pool", vfCount)
-	e.waitDevices("node1", "fast-net", len(pods)+4)
+	e.configure(e.node.Name(), mixedSpec(int32(len(pods)+4)))
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
+	e.waitDevices(e.node.Name(), "fast-net", len(pods)+4)
 	e.class("vf", "sriov-pool")
 	e.class("dummy", "fast-net")
 	before := e.hostState(n)
 	m := e.mark(n, deploy.Agent)
 
 	for name, p := range pods {
-		e.template(name, []resourceapi.DeviceRequest{request("net", p.class)}, config(p.parameters, "net"))
+		e.template(name, []resourceapi.DeviceRequest{e.request("net", p.class)}, config(p.parameters, "net"))
 	}
-	e.template("same-name", []resourceapi.DeviceRequest{request("left", "dummy"), request("right", "dummy")},
+	e.template("same-name", []resourceapi.DeviceRequest{e.request("left", "dummy"), e.request("right", "dummy")},
 		config(`{"podIfName": "same0"}`))
 	for name := range pods {
-		e.pod(name, "node1", name)
+		e.pod(name, e.node.Name(), name)
 	}
-	e.pod("same-name", "node1", "same-name")
+	e.pod("same-name", e.node.Name(), "same-name")
 	for name, p := range pods {
 		e.eventSays(name, append([]string{`request "net"`}, p.says...)...)
 	}
@@ -162,12 +164,16 @@ func TestBadParameters(t *testing.T) {
 	require.Empty(e, e.matching(m, "Device prepared"))
 	require.True(e, e.cpuTime(n) > 0, "the agent lives")
 
+	// Kubelet need not try them again.
+	e.deletePods(slices.Collect(maps.Keys(pods))...)
+	e.deletePods("same-name")
+
 	// Two claims of one pod with one name: the second is refused, and nothing of it is set up.
 	for _, name := range []string{"first", "second"} {
-		e.template(name, []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "same0"}`))
+		e.template(name, []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "same0"}`))
 	}
-	e.pod("two-claims", "node1", "first", "second")
-	e.eventSays("two-claims", `request "net": podIfName: "same0" is also what request "net" of claim default/two-claims`)
+	e.pod("two-claims", e.node.Name(), "first", "second")
+	e.eventSays("two-claims", `request "net": podIfName: "same0" is also what request "net" of claim `+e.ns+`/two-claims`)
 	require.LessOrEqual(e, len(e.allocations(n)), 1)
 
 	e.cleanUp()

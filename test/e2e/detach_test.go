@@ -12,17 +12,17 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// twoVFs starts a pod on node1 with the VFs 0 and 1 as sriov0 and sriov1 in VLAN 1001.
+// twoVFs starts a pod with the VFs 0 and 1 as sriov0 and sriov1 in VLAN 1001.
 func twoVFs(e *T) {
 	e.Helper()
-	e.configure("node1", sriovPools(vfPool("first", 0), vfPool("second", 1)))
-	e.waitDevices("node1", "first", 1)
-	e.waitDevices("node1", "second", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0), vfPool("second", 1)))
+	e.waitDevices(e.node.Name(), "first", 1)
+	e.waitDevices(e.node.Name(), "second", 1)
 	e.class("first", "first")
 	e.class("second", "second")
-	e.template("two", []resourceapi.DeviceRequest{request("a", "first"), request("b", "second")},
+	e.template("two", []resourceapi.DeviceRequest{e.request("a", "first"), e.request("b", "second")},
 		config(`{"vlan": 1001, "podIfName": "sriov0"}`, "a"), config(`{"vlan": 1001, "podIfName": "sriov1"}`, "b"))
-	e.pod("two", "node1", "two")
+	e.pod("two", e.node.Name(), "two")
 }
 
 // links returns the names of the node's links.
@@ -40,15 +40,15 @@ func (e *T) links(node string) []string {
 // home as it went, and the pod's own link does not come at all.
 func TestPodChangesInterface(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
-	e.configure("node1", sriovPools(vfPool("first", 0)))
-	e.waitDevices("node1", "first", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
+	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.pod("a", "node1", "first")
+	e.pod("a", e.node.Name(), "first")
 	e.running("a")
-	require.NotContains(e, e.links("node1"), vfName(0))
+	require.NotContains(e, e.links(e.node.Name()), vfName(0))
 	e.mustInPod("a", `set -e
 		ip link set sriov0 down
 		ip link set sriov0 name foo
@@ -63,7 +63,7 @@ func TestPodChangesInterface(t *testing.T) {
 	require.NotContains(e, e.onNode(n, "ip -d link show "+vfName(0)), "promiscuity 1")
 
 	// The next pod has what is the VF's own.
-	e.pod("b", "node1", "first")
+	e.pod("b", e.node.Name(), "first")
 	e.running("b")
 	require.Contains(e, e.mustInPod("b", "ip link show sriov0"), before.Links[vfName(0)].MAC)
 }
@@ -72,7 +72,7 @@ func TestPodChangesInterface(t *testing.T) {
 // puts the VFs on the host under the names they had in the pod. The agent finds and repairs them.
 func TestNamespaceGone(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
 	twoVFs(e)
 	e.running("two")
@@ -91,7 +91,7 @@ func TestNamespaceGone(t *testing.T) {
 		umount %[1]s
 		rm %[1]s`, netns))
 	e.eventually("VFs on the host under the pod's names", func() string {
-		links := e.links("node1")
+		links := e.links(e.node.Name())
 		if !slices.Contains(links, "sriov0") || !slices.Contains(links, "sriov1") {
 			return fmt.Sprint(links)
 		}
@@ -109,13 +109,13 @@ func TestNamespaceGone(t *testing.T) {
 // another name, and gets its own when that is free.
 func TestNameTaken(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	before := e.hostState(n)
-	e.configure("node1", sriovPools(vfPool("first", 0)))
-	e.waitDevices("node1", "first", 1)
+	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
+	e.waitDevices(e.node.Name(), "first", 1)
 	e.class("first", "first")
 	e.vlanTemplate("first", "first", 1001)
-	e.pod("a", "node1", "first")
+	e.pod("a", e.node.Name(), "first")
 	e.running("a")
 	e.onNode(n, fmt.Sprintf("ip link add %s type dummy", vfName(0)))
 	e.deletePods("a")

@@ -28,20 +28,23 @@ func dummySpec(count int32) v2alpha1.CiliumNetworkDriverNodeConfigSpec {
 // the name it asked for, and afterwards there is neither a link nor an allocation.
 func TestDummy(t *testing.T) {
 	e := start(t)
-	e.configure("node1", dummySpec(3))
-	require.Len(e, e.waitDevices("node1", "fast-net", 3), 1)
+	e.configure(e.node.Name(), dummySpec(3))
+	require.Len(e, e.waitDevices(e.node.Name(), "fast-net", 3), 1)
 	e.class("dummy", "fast-net")
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "fast0"}`, "net"))
-	e.pod("a", "", "dummy")
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "fast0"}`, "net"))
+	e.pod("a", e.node.Name(), "dummy")
 	e.running("a")
 	require.Contains(e, e.mustInPod("a", "ip -d link show fast0"), "dummy")
 
-	rows := e.allocations(e.Node("node1"))
+	rows := e.allocations(e.node)
 	require.Len(e, rows, 1)
+	out, err := e.Dbg(e.ctx, e.node, "statedb", "networkdriver-dra-allocations")
+	require.NoError(e, err)
+	require.JSONEq(e, string(e.table(e.node, "networkdriver-dra-allocations")), out, "what cilium-dbg prints")
 	require.Equal(e, "dummy", rows[0].Manager)
 	require.Equal(e, "fast-net", rows[0].Pool)
 	require.Equal(e, map[string]any{"podIfName": "fast0"}, rows[0].Config)
 
 	e.deletePods("a")
-	e.noAllocations(e.Node("node1"))
+	e.noAllocations(e.node)
 }

@@ -30,7 +30,6 @@ import (
 
 const (
 	driverName = v2alpha1.DefaultDriverName
-	ns         = metav1.NamespaceDefault
 	// patience is how long something may take that takes seconds on an idle machine.
 	patience = 3 * time.Minute
 	poll     = 200 * time.Millisecond
@@ -45,33 +44,69 @@ type T struct {
 	*testing.T
 	ctx context.Context
 	*deploy.Cluster
+	// nodes are those that the test has for itself, and node is the first of them.
+	nodes []*lab.Node
+	node  *lab.Node
+	// ns is the namespace of the pods and claims of tests on node.
+	ns string
 }
 
-// start begins a test on nodes without node config, claims and pods, and checks at its end that it left them so.
+// start begins a test on a node without node config, claims and pods, and checks at its end that it left it so.
 func start(t *testing.T) *T {
+	t.Helper()
+	e := take(t)
+	e.guard()
+	return e
+}
+
+// startEverywhere is start on all nodes, for a test that runs alone.
+func startEverywhere(t *testing.T) *T {
 	t.Helper()
 	if cluster == nil {
 		t.Skip("no lab")
 	}
-	e := &T{T: t, ctx: t.Context(), Cluster: cluster}
+	return on(t, cluster.Nodes()...)
+}
+
+// take waits for a node that no other test uses and takes it until the test's end.
+func take(t *testing.T) *T {
+	t.Helper()
+	if cluster == nil {
+		t.Skip("no lab")
+	}
+	t.Parallel()
+	n := <-freeNodes
+	t.Cleanup(func() { freeNodes <- n })
+	return on(t, n)
+}
+
+func on(t *testing.T, nodes ...*lab.Node) *T {
+	return &T{T: t, ctx: t.Context(), Cluster: cluster, nodes: nodes, node: nodes[0], ns: namespaceOf(nodes[0])}
+}
+
+// namespaceOf returns the namespace of the tests that run on a node.
+func namespaceOf(n *lab.Node) string { return "e2e-" + n.Name() }
+
+// guard remembers how the test's nodes are, and at its end cleans up and checks that they are so again.
+func (e *T) guard() {
+	e.Helper()
 	before := map[string]hostState{}
-	for _, n := range e.Nodes() {
+	for _, n := range e.nodes {
 		before[n.Name()] = e.hostState(n)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	e.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		defer cancel()
 		e.ctx = ctx
-		if t.Failed() {
+		if e.Failed() {
 			e.dump()
 			e.requireAgents()
 		}
 		e.cleanUp()
-		for _, n := range e.Nodes() {
+		for _, n := range e.nodes {
 			e.requireRestored(n, before[n.Name()])
 		}
 	})
-	return e
 }
 
 // eventually waits until check returns an empty string, which otherwise says what is missing.
@@ -161,11 +196,14 @@ func (e *T) waitDevices(node, pool string, count int) []resourceapi.ResourceSlic
 	return found
 }
 
+// className returns the name in the cluster of a device class of the test: tests on other nodes have their own.
+func (e *T) className(name string) string { return e.node.Name() + "-" + name }
+
 // class makes a device class for a pool, with parameters of the driver if given.
 func (e *T) class(name, pool string, parameters ...string) {
 	e.Helper()
 	class := &resourceapi.DeviceClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: e.className(name)},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf(`device.driver == %q && device.attributes[%q].pool == %q`, driverName, driverName, pool),
 		}}}},
@@ -186,8 +224,8 @@ func opaque(parameters string) resourceapi.DeviceConfiguration {
 }
 
 // request is a request for one device of a class.
-func request(name, class string) resourceapi.DeviceRequest {
-	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}
+func (e *T) request(name, class string) resourceapi.DeviceRequest {
+	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: e.className(class)}}
 }
 
 // named is the request for the one device whose attribute ifName has the value.
@@ -206,7 +244,7 @@ func config(parameters string, requests ...string) resourceapi.DeviceClaimConfig
 // template makes a claim template.
 func (e *T) template(name string, requests []resourceapi.DeviceRequest, configs ...resourceapi.DeviceClaimConfiguration) {
 	e.Helper()
-	_, err := e.Client.ResourceV1().ResourceClaimTemplates(ns).Create(e.ctx, &resourceapi.ResourceClaimTemplate{
+	_, err := e.Client.ResourceV1().ResourceClaimTemplates(e.ns).Create(e.ctx, &resourceapi.ResourceClaimTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
 			Devices: resourceapi.DeviceClaim{Requests: requests, Config: configs},
@@ -226,7 +264,7 @@ func (e *T) pod(name, node string, templates ...string) *corev1.Pod {
 		})
 		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim})
 	}
-	created, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	created, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
 	require.NoError(e, err)
 	return created
 }
@@ -256,7 +294,7 @@ func (e *T) running(names ...string) {
 	e.Helper()
 	for _, name := range names {
 		e.eventually("pod "+name, func() string {
-			pod, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+			pod, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, name, metav1.GetOptions{})
 			require.NoError(e, err)
 			if pod.Status.Phase != corev1.PodRunning {
 				return fmt.Sprintf("is %s, want Running; events: %s", pod.Status.Phase, strings.Join(e.events(name), " | "))
@@ -269,10 +307,10 @@ func (e *T) running(names ...string) {
 // events returns the messages of a pod's events, not of an earlier pod's of the same name.
 func (e *T) events(pod string) []string {
 	selector := "involvedObject.name=" + pod
-	if p, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{}); err == nil {
+	if p, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{}); err == nil {
 		selector += ",involvedObject.uid=" + string(p.UID)
 	}
-	list, err := e.Client.CoreV1().Events(ns).List(e.ctx, metav1.ListOptions{FieldSelector: selector})
+	list, err := e.Client.CoreV1().Events(e.ns).List(e.ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -305,12 +343,12 @@ func (e *T) eventSays(pod string, words ...string) {
 func (e *T) deletePods(names ...string) {
 	e.Helper()
 	for _, name := range names {
-		err := e.Client.CoreV1().Pods(ns).Delete(e.ctx, name, metav1.DeleteOptions{})
+		err := e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, name, metav1.DeleteOptions{})
 		require.True(e, err == nil || apierrors.IsNotFound(err), "delete pod %s: %v", name, err)
 	}
 	for _, name := range names {
 		e.eventually("pod "+name, func() string {
-			_, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+			_, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return ""
 			}
@@ -322,22 +360,23 @@ func (e *T) deletePods(names ...string) {
 // podNode returns the node that the pod is on.
 func (e *T) podNode(name string) *lab.Node {
 	e.Helper()
-	pod, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{})
+	pod, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, name, metav1.GetOptions{})
 	require.NoError(e, err)
 	return e.Node(pod.Spec.NodeName)
 }
 
-// inPod runs a script in the pod's container and returns its output and whether it succeeded.
+// inPod runs a script in the pod's container and returns its output and whether it succeeded. It costs the node much
+// less than an exec by the runtime, which does nothing else.
 func (e *T) inPod(pod, script string) (string, bool) {
 	e.Helper()
-	object, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{})
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
 	require.NotEmpty(e, object.Status.ContainerStatuses, "pod %s", pod)
 	id, ok := strings.CutPrefix(object.Status.ContainerStatuses[0].ContainerID, "containerd://")
 	require.True(e, ok, "container of pod %s: %+v", pod, object.Status.ContainerStatuses[0])
 	quoted := strings.ReplaceAll(script, `'`, `'\''`)
 	stdout, stderr, code, err := e.Node(object.Spec.NodeName).Exec(e.ctx,
-		fmt.Sprintf(`ctr -n k8s.io tasks exec --exec-id e2e-$$ %s sh -c '%s'`, id, quoted))
+		fmt.Sprintf(`nsenter -t $(cat /run/containerd/io.containerd.runtime.v2.task/k8s.io/%s/init.pid) -m -n -p sh -c '%s'`, id, quoted))
 	require.NoError(e, err)
 	return strings.TrimSpace(stdout + stderr), code == 0
 }
@@ -381,13 +420,19 @@ type allocation struct {
 	Error          string
 }
 
+// table returns a StateDB table of a node's agent as cilium-dbg prints it, without starting that on the node each time.
+func (e *T) table(n *lab.Node, name string) json.RawMessage {
+	e.Helper()
+	rows, err := e.DumpTable(e.ctx, n, name)
+	require.NoError(e, err)
+	return rows
+}
+
 // allocations returns the allocation table of a node's agent.
 func (e *T) allocations(n *lab.Node) []allocation {
 	e.Helper()
 	var rows []allocation
-	out, err := e.Dbg(e.ctx, n, "statedb", "networkdriver-dra-allocations")
-	require.NoError(e, err)
-	require.NoError(e, json.Unmarshal([]byte(out), &rows), out)
+	require.NoError(e, json.Unmarshal(e.table(n, "networkdriver-dra-allocations"), &rows))
 	return rows
 }
 
@@ -405,7 +450,7 @@ func (e *T) noAllocations(n *lab.Node) {
 // cleanUp deletes everything that tests make.
 func (e *T) cleanUp() {
 	e.Helper()
-	pods, err := e.Client.CoreV1().Pods(ns).List(e.ctx, metav1.ListOptions{})
+	pods, err := e.Client.CoreV1().Pods(e.ns).List(e.ctx, metav1.ListOptions{})
 	require.NoError(e, err)
 	var names []string
 	for _, p := range pods.Items {
@@ -413,14 +458,21 @@ func (e *T) cleanUp() {
 	}
 	e.deletePods(names...)
 	all := metav1.ListOptions{}
-	require.NoError(e, e.Client.ResourceV1().ResourceClaimTemplates(ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
-	require.NoError(e, e.Client.ResourceV1().ResourceClaims(ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
-	require.NoError(e, e.Client.ResourceV1().DeviceClasses().DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
-	for _, n := range e.Nodes() {
-		e.noAllocations(n)
+	require.NoError(e, e.Client.ResourceV1().ResourceClaimTemplates(e.ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	require.NoError(e, e.Client.ResourceV1().ResourceClaims(e.ns).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
+	classes, err := e.Client.ResourceV1().DeviceClasses().List(e.ctx, all)
+	require.NoError(e, err)
+	for _, class := range classes.Items {
+		if strings.HasPrefix(class.Name, e.className("")) {
+			require.NoError(e, e.Client.ResourceV1().DeviceClasses().Delete(e.ctx, class.Name, metav1.DeleteOptions{}))
+		}
 	}
-	require.NoError(e, e.Dynamic.Resource(nodeConfigs).DeleteCollection(e.ctx, metav1.DeleteOptions{}, all))
-	for _, n := range e.Nodes() {
+	for _, n := range e.nodes {
+		e.noAllocations(n)
+		err := e.Dynamic.Resource(nodeConfigs).Delete(e.ctx, n.Name(), metav1.DeleteOptions{})
+		require.True(e, err == nil || apierrors.IsNotFound(err), "delete node config %s: %v", n.Name(), err)
+	}
+	for _, n := range e.nodes {
 		e.eventually("slices of "+n.Name(), func() string {
 			if s := e.slices(n.Name()); len(s) > 0 {
 				return fmt.Sprintf("%d are left", len(s))
@@ -432,7 +484,7 @@ func (e *T) cleanUp() {
 
 // requireAgents starts the agents that a failed test has stopped, for the sake of the tests after it.
 func (e *T) requireAgents() {
-	for _, n := range e.Nodes() {
+	for _, n := range e.nodes {
 		if state, err := n.Process(e.ctx, deploy.Agent); err == nil && !state.Running {
 			require.NoError(e, e.StartAgent(e.ctx, n))
 		}
@@ -441,9 +493,16 @@ func (e *T) requireAgents() {
 
 // dump shows what a failed test left, before it is cleaned up.
 func (e *T) dump() {
-	for _, n := range e.Nodes() {
-		if log, err := os.ReadFile(n.Log(deploy.Agent)); err == nil {
-			e.Logf("--- last lines of the agent's log on %s (%s)\n%s", n.Name(), n.Log(deploy.Agent), tail(string(log), 40))
+	if pods, err := e.Client.CoreV1().Pods(e.ns).List(e.ctx, metav1.ListOptions{}); err == nil {
+		for _, p := range pods.Items {
+			e.Logf("--- pod %s is %s; events:\n%s", p.Name, p.Status.Phase, strings.Join(e.events(p.Name), "\n"))
+		}
+	}
+	for _, n := range e.nodes {
+		for daemon, lines := range map[string]int{deploy.Agent: 40, lab.Kubelet: 20, lab.Containerd: 10} {
+			if log, err := os.ReadFile(n.Log(daemon)); err == nil {
+				e.Logf("--- last lines of %s\n%s", n.Log(daemon), tail(string(log), lines))
+			}
 		}
 		out, _, _, _ := n.Exec(e.ctx, "ip -d -br link; ip link show "+lab.Uplink)
 		e.Logf("--- links of %s\n%s", n.Name(), out)

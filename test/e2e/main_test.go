@@ -2,19 +2,22 @@
 // Copyright Authors of Cilium
 
 // Package e2e tests the network driver as users have it: real Kubernetes, kubelet, containerd with NRI, and an
-// emulated SR-IOV NIC on each of two nodes. Nothing is mocked. All tests share one cluster and run one after the other;
-// each leaves the nodes as it found them, which is checked.
+// emulated SR-IOV NIC on each of two nodes. Nothing is mocked. All tests share one cluster; each has a node for itself, or
+// all of them, and leaves it as it found it, which is checked.
 package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cilium/networkdriver/test/deploy"
 	"github.com/cilium/networkdriver/test/lab"
@@ -32,6 +35,9 @@ const (
 
 // cluster is the one cluster of all tests; nil where there is no lab.
 var cluster *deploy.Cluster
+
+// freeNodes are the nodes that no test uses.
+var freeNodes chan *lab.Node
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -58,7 +64,14 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "install the driver:", err)
 		return 1
 	}
+	freeNodes = make(chan *lab.Node, len(l.Nodes()))
 	for _, n := range l.Nodes() {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(n)}}
+		if _, err := cluster.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			fmt.Fprintln(os.Stderr, "make the namespace of a node's tests:", err)
+			return 1
+		}
+		freeNodes <- n
 		if err := cluster.RestartAgent(ctx, n); err != nil {
 			fmt.Fprintln(os.Stderr, "start the agent:", err)
 			return 1
@@ -73,15 +86,10 @@ func up(ctx context.Context) (*lab.Lab, error) {
 	if state == "" {
 		state = filepath.FromSlash("../../_out/e2e")
 	}
-	opts := lab.Options{
+	return lab.Ensure(ctx, lab.Options{
 		BuildOptions: lab.BuildOptions{Progress: os.Stdout},
 		Nodes:        2,
 		State:        state,
 		Detach:       os.Getenv(keepEnv) != "",
-	}
-	l, err := lab.Open(opts)
-	if errors.Is(err, lab.ErrNotUp) {
-		return lab.Up(ctx, opts)
-	}
-	return l, err
+	})
 }

@@ -20,16 +20,13 @@ import (
 // TestPackagesOnNode runs the tests of the packages that deal with the kernel on a node, where they find dummy links and
 // a PF. They make and break VFs as they like, on a node that offers none.
 func TestPackagesOnNode(t *testing.T) {
-	if cluster == nil {
-		t.Skip("no lab")
-	}
+	e := take(t)
+	n := e.node
 	const module = "github.com/cilium/networkdriver/pkg/networkdriver/"
-	n := cluster.Node("node2")
-	before := &T{T: t, ctx: t.Context(), Cluster: cluster}
-	before.removeVFs(n)
+	e.removeVFs(n)
 	// The module makes links of its own when the tests' first link of the kind loads it.
-	before.onNode(n, "ip link add e2e-ifb type ifb && ip link del e2e-ifb")
-	e := start(t)
+	e.onNode(n, "ip link add e2e-ifb type ifb && ip link del e2e-ifb")
+	e.guard()
 	for _, pkg := range []string{"dummy", "hostnet", "podnet", "sriov"} {
 		t.Run(pkg, func(t *testing.T) {
 			name := pkg + ".test"

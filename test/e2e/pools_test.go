@@ -66,13 +66,13 @@ func deviceOf(e *T, node string, vf int) resourceapi.Device {
 // interface and can be put in a VLAN; with its own driver again it is what it was.
 func TestDriverOfVF(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	mac := e.hostState(n).Links[vfName(3)].MAC
 	dpdk := v2alpha1.CiliumNetworkDriverDevicePoolConfig{PoolName: "dpdk", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{Drivers: []string{"vfio-pci"}}}
 	kernel := v2alpha1.CiliumNetworkDriverDevicePoolConfig{PoolName: "kernel", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{Drivers: []string{"igbvf"}}}
-	e.configure("node1", sriovPools(dpdk, kernel))
-	e.waitDevices("node1", "kernel", vfCount)
-	device := deviceOf(e, "node1", 3).Name
+	e.configure(e.node.Name(), sriovPools(dpdk, kernel))
+	e.waitDevices(e.node.Name(), "kernel", vfCount)
+	device := deviceOf(e, e.node.Name(), 3).Name
 	e.atEnd(func() {
 		e.bindVF(n, pciAddr(device), "igbvf")
 		e.waitVFNames(n)
@@ -80,21 +80,21 @@ func TestDriverOfVF(t *testing.T) {
 	})
 
 	e.bindVF(n, pciAddr(device), "")
-	e.withdrawn("node1", device, "no driver is bound")
-	e.waitDevices("node1", "kernel", vfCount-1)
+	e.withdrawn(e.node.Name(), device, "no driver is bound")
+	e.waitDevices(e.node.Name(), "kernel", vfCount-1)
 
 	e.bindVF(n, pciAddr(device), "vfio-pci")
-	e.offered("node1", device, func(d resourceapi.Device) bool {
+	e.offered(e.node.Name(), device, func(d resourceapi.Device) bool {
 		return attribute(d, "driver") == "vfio-pci" && attribute(d, "pool") == "dpdk" && attribute(d, "kernelIfName") == "" && attribute(d, "mac") == ""
 	})
 	e.class("dpdk", "dpdk")
-	e.template("dpdk", []resourceapi.DeviceRequest{request("net", "dpdk")}, config(`{"vlan": 1003}`))
-	e.template("named", []resourceapi.DeviceRequest{request("net", "dpdk")}, config(`{"vlan": 1003, "podIfName": "sriov0"}`))
-	e.pod("named", "node1", "named")
+	e.template("dpdk", []resourceapi.DeviceRequest{e.request("net", "dpdk")}, config(`{"vlan": 1003}`))
+	e.template("named", []resourceapi.DeviceRequest{e.request("net", "dpdk")}, config(`{"vlan": 1003, "podIfName": "sriov0"}`))
+	e.pod("named", e.node.Name(), "named")
 	e.eventSays("named", "net", "podIfName", "no interface")
 	require.Zero(e, e.vlanOf(n, 3))
 	e.deletePods("named")
-	e.pod("dpdk", "node1", "dpdk")
+	e.pod("dpdk", e.node.Name(), "dpdk")
 	e.running("dpdk")
 	require.Equal(e, 1003, e.vlanOf(n, 3))
 	e.deletePods("dpdk")
@@ -102,7 +102,7 @@ func TestDriverOfVF(t *testing.T) {
 	require.Zero(e, e.vlanOf(n, 3))
 
 	e.bindVF(n, pciAddr(device), "igbvf")
-	e.offered("node1", device, func(d resourceapi.Device) bool {
+	e.offered(e.node.Name(), device, func(d resourceapi.Device) bool {
 		return attribute(d, "driver") == "igbvf" && attribute(d, "pool") == "kernel" && attribute(d, "kernelIfName") == vfName(3)
 	})
 }
@@ -110,12 +110,12 @@ func TestDriverOfVF(t *testing.T) {
 // TestNodesOwnNetwork: a VF that the node's own network uses is withdrawn for as long as it is.
 func TestNodesOwnNetwork(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
-	e.configure("node1", sriovSpec())
-	e.waitDevices("node1", "sriov-pool", vfCount)
+	n := e.node
+	e.configure(e.node.Name(), sriovSpec())
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
 	names := map[int]string{}
 	for vf := range 3 {
-		names[vf] = deviceOf(e, "node1", vf).Name
+		names[vf] = deviceOf(e, e.node.Name(), vf).Name
 	}
 	undo := fmt.Sprintf(`ip link del e2e-br; ip link del e2e-vlan; ip route del default dev %[1]s metric 9999; ip link set %[1]s down`, vfName(2))
 	e.atEnd(func() { _, _, _, _ = n.Exec(e.ctx, undo) })
@@ -125,59 +125,59 @@ func TestNodesOwnNetwork(t *testing.T) {
 		ip link add link %s name e2e-vlan type vlan id 5
 		ip link set %[3]s up
 		ip route add default dev %[3]s metric 9999`, vfName(0), vfName(1), vfName(2)))
-	e.withdrawn("node1", names[0], "upper device e2e-br")
-	e.withdrawn("node1", names[1], "upper device e2e-vlan")
-	e.withdrawn("node1", names[2], "default route")
-	e.waitDevices("node1", "sriov-pool", 1)
+	e.withdrawn(e.node.Name(), names[0], "upper device e2e-br")
+	e.withdrawn(e.node.Name(), names[1], "upper device e2e-vlan")
+	e.withdrawn(e.node.Name(), names[2], "default route")
+	e.waitDevices(e.node.Name(), "sriov-pool", 1)
 	e.onNode(n, undo)
-	e.waitDevices("node1", "sriov-pool", vfCount)
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
 }
 
 // TestPinning: a prepared device stays in the pool that it was allotted from, whatever a new node config says, until it
 // is freed.
 func TestPinning(t *testing.T) {
 	e := startSRIOV(t)
-	e.configure("node1", sriovPools(vfPool("before", 0, 1)))
-	e.waitDevices("node1", "before", 2)
+	e.configure(e.node.Name(), sriovPools(vfPool("before", 0, 1)))
+	e.waitDevices(e.node.Name(), "before", 2)
 	e.class("before", "before")
 	e.vlanTemplate("before", "before", 1001)
-	e.pod("a", "node1", "before")
+	e.pod("a", e.node.Name(), "before")
 	e.running("a")
 	device := e.allocationsOf("a")[0].DeviceName
 	claim := e.claimOf("a").Status.Allocation.Devices.Results[0]
-	require.Equal(e, "node1/before", claim.Pool)
+	require.Equal(e, e.node.Name()+"/before", claim.Pool)
 
-	e.configure("node1", sriovPools(vfPool("after", 0, 1)))
-	e.waitDevices("node1", "after", 1)
-	require.Contains(e, devices(e.waitDevices("node1", "before", 1)), device)
+	e.configure(e.node.Name(), sriovPools(vfPool("after", 0, 1)))
+	e.waitDevices(e.node.Name(), "after", 1)
+	require.Contains(e, devices(e.waitDevices(e.node.Name(), "before", 1)), device)
 	require.Equal(e, "before", e.allocationsOf("a")[0].Pool)
-	require.Equal(e, vfName(int(*devices(e.slices("node1"))[device].Attributes["vfID"].IntValue)),
-		attribute(devices(e.slices("node1"))[device], "kernelIfName"), "the host's name stays while the VF is in the pod")
+	require.Equal(e, vfName(int(*devices(e.slices(e.node.Name()))[device].Attributes["vfID"].IntValue)),
+		attribute(devices(e.slices(e.node.Name()))[device], "kernelIfName"), "the host's name stays while the VF is in the pod")
 	// A restart of the agent changes nothing about that.
-	require.NoError(e, e.RestartAgent(e.ctx, e.Node("node1")))
+	require.NoError(e, e.RestartAgent(e.ctx, e.node))
 	e.eventually("allocations after a restart", func() string {
-		out, err := e.Dbg(e.ctx, e.Node("node1"), "statedb", "networkdriver-dra-allocations")
-		if err != nil || !strings.Contains(out, device) {
+		out, err := e.DumpTable(e.ctx, e.node, "networkdriver-dra-allocations")
+		if err != nil || !strings.Contains(string(out), device) {
 			return fmt.Sprintf("%s %v", out, err)
 		}
 		return ""
 	})
-	require.Contains(e, devices(e.waitDevices("node1", "before", 1)), device)
-	e.waitDevices("node1", "after", 1)
+	require.Contains(e, devices(e.waitDevices(e.node.Name(), "before", 1)), device)
+	e.waitDevices(e.node.Name(), "after", 1)
 
 	e.deletePods("a")
-	e.waitDevices("node1", "after", 2)
-	e.waitDevices("node1", "before", 0)
+	e.waitDevices(e.node.Name(), "after", 2)
+	e.waitDevices(e.node.Name(), "before", 0)
 }
 
 // TestSlices: pods come and go without a write to the node's slices, and slices that somebody deletes come back.
 func TestSlices(t *testing.T) {
 	e := startSRIOV(t)
-	e.configure("node1", sriovSpec())
-	e.waitDevices("node1", "sriov-pool", vfCount)
+	e.configure(e.node.Name(), sriovSpec())
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
 	versions := func() map[string]string {
 		versions := map[string]string{}
-		for _, s := range e.slices("node1") {
+		for _, s := range e.slices(e.node.Name()) {
 			versions[s.Name] = s.ResourceVersion
 		}
 		return versions
@@ -185,16 +185,15 @@ func TestSlices(t *testing.T) {
 	e.class("sriov", "sriov-pool")
 	e.vlanTemplate("sriov", "sriov", 1001)
 	before := versions()
-	e.pod("a", "node1", "sriov")
+	e.pod("a", e.node.Name(), "sriov")
 	e.running("a")
-	require.NotContains(e, e.links("node1"), vfName(e.vfOf("a", devices(e.slices("node1")))))
+	require.NotContains(e, e.links(e.node.Name()), vfName(e.vfOf("a", devices(e.slices(e.node.Name())))))
 	require.Equal(e, before, versions(), "attached")
 	e.deletePods("a")
-	e.noAllocations(e.Node("node1"))
+	e.noAllocations(e.node)
 	// The VF is seen back in the inventory before the slices are looked at.
 	e.eventually("inventory", func() string {
-		out, err := e.Dbg(e.ctx, e.Node("node1"), "statedb", "networkdriver-dra-devices")
-		require.NoError(e, err)
+		out := string(e.table(e.node, "networkdriver-dra-devices"))
 		for vf := range vfCount {
 			if !strings.Contains(out, `"`+vfName(vf)+`"`) {
 				return vfName(vf) + " is not in it"
@@ -208,10 +207,10 @@ func TestSlices(t *testing.T) {
 		for _, name := range slices.Collect(maps.Keys(versions())) {
 			require.NoError(e, e.Client.ResourceV1().ResourceSlices().Delete(e.ctx, name, metav1.DeleteOptions{}))
 		}
-		e.waitDevices("node1", "sriov-pool", vfCount)
+		e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
 	}
 	for name := range versions() {
 		require.NotContains(e, before, name)
 	}
-	require.Equal(e, lab.Uplink, attribute(deviceOf(e, "node1", 0), "pfName"))
+	require.Equal(e, lab.Uplink, attribute(deviceOf(e, e.node.Name(), 0), "pfName"))
 }

@@ -14,27 +14,27 @@ import (
 // from class and claim, for all requests and for one, and alternatives.
 func TestRequests(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
-	e.configure("node1", mixedSpec(3))
-	offered := devices(e.waitDevices("node1", "sriov-pool", vfCount))
-	e.waitDevices("node1", "fast-net", 3)
+	n := e.node
+	e.configure(e.node.Name(), mixedSpec(3))
+	offered := devices(e.waitDevices(e.node.Name(), "sriov-pool", vfCount))
+	e.waitDevices(e.node.Name(), "fast-net", 3)
 	e.class("vf", "sriov-pool")
 	e.class("vf-in-100", "sriov-pool", `{"vlan": 100, "podIfName": "class0"}`)
 	e.class("dummy", "fast-net")
 	e.class("nothing", "no-such-pool")
 
 	// Two requests: one set of parameters for both, since it names none, and one for each.
-	e.template("two", []resourceapi.DeviceRequest{request("left", "vf"), request("right", "vf")},
+	e.template("two", []resourceapi.DeviceRequest{e.request("left", "vf"), e.request("right", "vf")},
 		config(`{"podIfName": "right0"}`, "right"), config(`{"vlan": 200, "podIfName": "left0"}`))
 	// The claim's parameters override those of the class that they set, and no others.
-	e.template("classy", []resourceapi.DeviceRequest{request("net", "vf-in-100")}, config(`{"podIfName": "claim0"}`, "net"))
+	e.template("classy", []resourceapi.DeviceRequest{e.request("net", "vf-in-100")}, config(`{"podIfName": "claim0"}`, "net"))
 	// Of two alternatives the second can be met; parameters are for the request and, more exactly, for the alternative.
 	e.template("either", []resourceapi.DeviceRequest{{Name: "net", FirstAvailable: []resourceapi.DeviceSubRequest{
-		{Name: "best", DeviceClassName: "nothing"}, {Name: "vf", DeviceClassName: "vf"},
+		{Name: "best", DeviceClassName: e.className("nothing")}, {Name: "vf", DeviceClassName: e.className("vf")},
 	}}}, config(`{"podIfName": "sub0"}`, "net/vf"), config(`{"vlan": 300, "podIfName": "net0"}`, "net"), config(`{"vlan": 301}`, "net/best"))
 	// Two claims of one pod.
-	e.template("one", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "one0"}`))
-	e.template("other", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "other0"}`))
+	e.template("one", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "one0"}`))
+	e.template("other", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "other0"}`))
 
 	pods := map[string]struct {
 		templates []string
@@ -48,7 +48,7 @@ func TestRequests(t *testing.T) {
 		"claims": {[]string{"one", "other"}, []map[string]any{{"podIfName": "one0"}, {"podIfName": "other0"}}},
 	}
 	for name, p := range pods {
-		e.pod(name, "node1", p.templates...)
+		e.pod(name, e.node.Name(), p.templates...)
 	}
 	for name, p := range pods {
 		e.running(name)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,8 +36,8 @@ func (e *T) offerBoth(n *lab.Node) {
 	e.waitDevices(n.Name(), "fast-net", 3)
 	e.class("vf", "sriov-pool")
 	e.class("dummy", "fast-net")
-	e.template("vf", []resourceapi.DeviceRequest{request("net", "vf")}, config(`{"vlan": 1001, "podIfName": "vf0"}`))
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.template("vf", []resourceapi.DeviceRequest{e.request("net", "vf")}, config(`{"vlan": 1001, "podIfName": "vf0"}`))
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
 }
 
 // prepared is everything that the driver keeps and has set up on a node.
@@ -59,7 +60,7 @@ func (e *T) prepared(n *lab.Node, interfaces map[string]string) prepared {
 // set up a second time, and the pods' devices are given back properly later.
 func TestAgentRestart(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.onePodEach(n)
 	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
 	before := e.prepared(n, interfaces)
@@ -87,10 +88,10 @@ func TestAgentRestart(t *testing.T) {
 
 // TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
 // the sandbox starts, so that the hook finds the restored row; once the sandbox has started without it, and the device
-// is attached late.
+// is attached late. A pod that says that it needs the driver does not run without it.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.offerBoth(n)
 	prepared := func(rows int) {
 		e.eventually("allocation table", func() string {
@@ -101,48 +102,56 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 		})
 	}
 
-	resume := e.pause(n, lab.Containerd)
+	resume := e.holdSandboxes(n)
 	e.pod("vf", n.Name(), "vf")
 	prepared(1)
 	e.killAgent(n)
 	m := e.mark(n, deploy.Agent)
 	require.NoError(e, e.StartAgent(e.ctx, n))
 	e.logSays(m, "Prepared devices restored", "devices=1")
+	e.logSays(m, "Connected to the container runtime through NRI")
 	resume()
 	e.running("vf")
 	e.eventually("VF", func() string { return e.hasInterface("vf", "vf0") })
 	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
 
 	e.logSays(m, "Registered with kubelet")
-	resume = e.pause(n, lab.Containerd)
+	resume = e.holdSandboxes(n)
 	e.pod("dummy", n.Name(), "dummy")
-	prepared(2)
+	e.changedPod("strict", n.Name(), "dummy", func(pod *corev1.Pod) {
+		pod.Annotations = map[string]string{"required-plugins.noderesource.dev": "[networkdriver]"}
+	})
+	prepared(3)
 	e.killAgent(n)
 	resume()
 	e.running("dummy")
 	require.NotEmpty(e, e.hasInterface("dummy", "dum0"), "without the agent there is nobody to move it")
+	e.eventSays("strict", `required plugin "networkdriver" not present`)
 	m = e.mark(n, deploy.Agent)
 	e.startAgent(n)
-	e.eventually("dummy", func() string { return e.hasInterface("dummy", "dum0") })
-	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 1)
+	e.running("strict")
+	for _, pod := range []string{"dummy", "strict"} {
+		e.eventually(pod, func() string { return e.hasInterface(pod, "dum0") })
+	}
+	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 2)
 	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
 
-	e.deletePods("vf", "dummy")
+	e.deletePods("vf", "dummy", "strict")
 	e.noAllocations(n)
 }
 
 // TestPodDeletedWhileAgentIsAway: the pod ends while nobody brings its devices home. When the agent is back they are.
 func TestPodDeletedWhileAgentIsAway(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.onePodEach(n)
 	e.killAgent(n)
 	// With time to end: the API forgets a pod at once that has none, and its claim with the record.
 	grace := int64(1)
 	for _, pod := range []string{"vf", "dummy"} {
-		require.NoError(e, e.Client.CoreV1().Pods(ns).Delete(e.ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
+		require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &grace}))
 	}
-	e.eventually("containers", func() string { return e.onNode(n, "ctr -n k8s.io tasks ls -q") })
+	e.eventually("containers", func() string { return e.onNode(n, "ls /run/containerd/io.containerd.runtime.v2.task/k8s.io") })
 	m := e.mark(n, deploy.Agent)
 	e.startAgent(n)
 	e.logSays(m, "Prepared devices restored", "devices=2")
@@ -155,7 +164,7 @@ func (e *T) gone(names ...string) {
 	e.Helper()
 	for _, name := range names {
 		e.eventually("pod "+name, func() string {
-			if _, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			if _, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return fmt.Sprintf("is not gone: %v", err)
 			}
 			return ""
@@ -167,7 +176,7 @@ func (e *T) gone(names ...string) {
 // theirs, and all come home.
 func TestRuntimeRestart(t *testing.T) {
 	e := startSRIOV(t)
-	n := e.Node("node1")
+	n := e.node
 	e.onePodEach(n)
 	interfaces := map[string]string{"vf": "vf0", "dummy": "dum0"}
 	before := e.prepared(n, interfaces)
@@ -190,13 +199,13 @@ func TestRuntimeRestart(t *testing.T) {
 // to its pod, and restores the other.
 func TestUnreadableRecord(t *testing.T) {
 	e := start(t)
-	n := e.Node("node1")
-	e.configure("node1", dummySpec(2))
-	e.waitDevices("node1", "fast-net", 2)
+	n := e.node
+	e.configure(e.node.Name(), dummySpec(2))
+	e.waitDevices(e.node.Name(), "fast-net", 2)
 	e.class("dummy", "fast-net")
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
-	e.pod("bad", "node1", "dummy")
-	e.pod("good", "node1", "dummy")
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("bad", e.node.Name(), "dummy")
+	e.pod("good", e.node.Name(), "dummy")
 	e.running("bad", "good")
 	bad, good := e.claimOf("bad"), e.claimOf("good")
 	rows := e.allocations(n)
@@ -204,7 +213,7 @@ func TestUnreadableRecord(t *testing.T) {
 
 	e.killAgent(n)
 	bad.Status.Devices[0].Data = &runtime.RawExtension{Raw: []byte(`{"version": "one"}`)}
-	_, err := e.Client.ResourceV1().ResourceClaims(ns).UpdateStatus(e.ctx, bad, metav1.UpdateOptions{})
+	_, err := e.Client.ResourceV1().ResourceClaims(e.ns).UpdateStatus(e.ctx, bad, metav1.UpdateOptions{})
 	require.NoError(e, err)
 	link := e.mustInPod("bad", "ip -o link show dum0")
 
@@ -219,8 +228,8 @@ func TestUnreadableRecord(t *testing.T) {
 	e.deletePods("bad", "good")
 	e.noAllocations(n)
 	// The device whose record was spoilt serves again.
-	e.template("again", []resourceapi.DeviceRequest{named(request("net", "dummy"), bad.Status.Devices[0].Device)})
-	e.pod("again", "node1", "again")
+	e.template("again", []resourceapi.DeviceRequest{named(e.request("net", "dummy"), bad.Status.Devices[0].Device)})
+	e.pod("again", e.node.Name(), "again")
 	e.running("again")
 	e.deletePods("again")
 }

@@ -14,9 +14,9 @@ import (
 func TestManyDevices(t *testing.T) {
 	const count, last = 300, "dummy299"
 	e := start(t)
-	n := e.Node("node1")
-	e.configure("node1", dummySpec(count))
-	slices := e.waitDevices("node1", "fast-net", count)
+	n := e.node
+	e.configure(e.node.Name(), dummySpec(count))
+	slices := e.waitDevices(e.node.Name(), "fast-net", count)
 	require.Len(e, slices, 3)
 	for _, s := range slices {
 		require.LessOrEqual(e, len(s.Spec.Devices), resourceapi.ResourceSliceMaxDevices)
@@ -24,14 +24,14 @@ func TestManyDevices(t *testing.T) {
 		require.Equal(e, slices[0].Spec.Pool.Generation, s.Spec.Pool.Generation)
 	}
 	e.class("dummy", "fast-net")
-	e.template("last", []resourceapi.DeviceRequest{named(request("net", "dummy"), last)}, config(`{"podIfName": "last0"}`))
-	e.pod("last", "node1", "last")
+	e.template("last", []resourceapi.DeviceRequest{named(e.request("net", "dummy"), last)}, config(`{"podIfName": "last0"}`))
+	e.pod("last", e.node.Name(), "last")
 	e.running("last")
 	rows := e.allocations(n)
 	require.Len(e, rows, 1)
 	require.Equal(e, last, rows[0].DeviceName)
 	require.Empty(e, e.hasInterface("last", "last0"))
-	e.waitDevices("node1", "fast-net", count)
+	e.waitDevices(e.node.Name(), "fast-net", count)
 	e.deletePods("last")
 	e.noAllocations(n)
 }

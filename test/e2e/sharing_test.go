@@ -23,12 +23,12 @@ import (
 // the next pod waits until the device is home, and is told who holds it.
 func TestForcedDeletion(t *testing.T) {
 	e := start(t)
-	n := e.Node("node1")
-	e.configure("node1", dummySpec(1))
-	e.waitDevices("node1", "fast-net", 1)
+	n := e.node
+	e.configure(e.node.Name(), dummySpec(1))
+	e.waitDevices(e.node.Name(), "fast-net", 1)
 	e.class("dummy", "fast-net")
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
-	e.pod("first", "node1", "dummy")
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("first", e.node.Name(), "dummy")
 	e.running("first")
 	holder := e.claimOf("first")
 
@@ -43,9 +43,9 @@ func TestForcedDeletion(t *testing.T) {
 		_, _, _, _ = n.Exec(ctx, fmt.Sprintf("pkill -CONT -f '[c]ontainerd-shim.*%s'", sandbox))
 	})
 	now := int64(0)
-	require.NoError(e, e.Client.CoreV1().Pods(ns).Delete(e.ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
-	e.pod("second", "node1", "dummy")
-	e.eventSays("second", `request "net"`, "dummy0 is still held by", holder.Name, "default/first")
+	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	e.pod("second", e.node.Name(), "dummy")
+	e.eventSays("second", `request "net"`, "dummy0 is still held by", holder.Name, e.ns+"/first")
 	require.Len(e, e.allocations(n), 1)
 	require.Equal(e, string(holder.UID), e.allocations(n)[0].ClaimUID)
 
@@ -62,14 +62,14 @@ func TestForcedDeletion(t *testing.T) {
 // that is left.
 func TestSharedClaim(t *testing.T) {
 	e := start(t)
-	n := e.Node("node1")
-	e.configure("node1", dummySpec(2))
-	e.waitDevices("node1", "fast-net", 2)
+	n := e.node
+	e.configure(e.node.Name(), dummySpec(2))
+	e.waitDevices(e.node.Name(), "fast-net", 2)
 	e.class("dummy", "fast-net")
-	_, err := e.Client.ResourceV1().ResourceClaims(ns).Create(e.ctx, &resourceapi.ResourceClaim{
+	_, err := e.Client.ResourceV1().ResourceClaims(e.ns).Create(e.ctx, &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{request("net", "dummy")},
+			Requests: []resourceapi.DeviceRequest{e.request("net", "dummy")},
 			Config:   []resourceapi.DeviceClaimConfiguration{config(`{"podIfName": "dum0"}`)},
 		}},
 	}, metav1.CreateOptions{})
@@ -78,10 +78,10 @@ func TestSharedClaim(t *testing.T) {
 	// Kubelet asks when both pods have been given the claim.
 	resume := e.pause(n, lab.Kubelet)
 	for _, pod := range []string{"one", "two"} {
-		e.podWith(pod, "node1", corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
+		e.podWith(pod, e.node.Name(), corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
 	}
 	e.eventually("claim", func() string {
-		claim, err := e.Client.ResourceV1().ResourceClaims(ns).Get(e.ctx, "shared", metav1.GetOptions{})
+		claim, err := e.Client.ResourceV1().ResourceClaims(e.ns).Get(e.ctx, "shared", metav1.GetOptions{})
 		require.NoError(e, err)
 		if n := len(claim.Status.ReservedFor); n != 2 {
 			return fmt.Sprintf("is reserved for %d pods, want 2", n)
@@ -107,7 +107,7 @@ func (e *T) podWith(name, node string, claim corev1.PodResourceClaim) {
 	pod := e.podObject(name, node)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
 	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
-	_, err := e.Client.CoreV1().Pods(ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
 	require.NoError(e, err)
 }
 
@@ -115,29 +115,29 @@ func (e *T) podWith(name, node string, claim corev1.PodResourceClaim) {
 // device as it is.
 func TestAdminAccess(t *testing.T) {
 	e := start(t)
-	n := e.Node("node1")
+	n := e.node
 	label := func(ctx context.Context, value any) {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{
 			resourceapi.DRAAdminNamespaceLabelKey: value,
 		}}})
 		require.NoError(e, err)
-		_, err = e.Client.CoreV1().Namespaces().Patch(ctx, ns, "application/merge-patch+json", patch, metav1.PatchOptions{})
+		_, err = e.Client.CoreV1().Namespaces().Patch(ctx, e.ns, "application/merge-patch+json", patch, metav1.PatchOptions{})
 		require.NoError(e, err)
 	}
 	label(e.ctx, "true")
 	t.Cleanup(func() { label(context.Background(), nil) })
-	e.configure("node1", dummySpec(1))
-	e.waitDevices("node1", "fast-net", 1)
+	e.configure(e.node.Name(), dummySpec(1))
+	e.waitDevices(e.node.Name(), "fast-net", 1)
 	e.class("dummy", "fast-net")
-	e.template("dummy", []resourceapi.DeviceRequest{request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
-	e.pod("owner", "node1", "dummy")
+	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
+	e.pod("owner", e.node.Name(), "dummy")
 	e.running("owner")
 	before := e.prepared(n, map[string]string{"owner": "dum0"})
 
-	admin := request("net", "dummy")
+	admin := e.request("net", "dummy")
 	admin.Exactly.AdminAccess = new(true)
 	e.template("admin", []resourceapi.DeviceRequest{admin})
-	e.pod("admin", "node1", "admin")
+	e.pod("admin", e.node.Name(), "admin")
 	e.eventSays("admin", `request "net"`, "adminAccess to device dummy0 is not supported")
 	e.deletePods("admin")
 	require.Empty(e, cmp.Diff(before, e.prepared(n, map[string]string{"owner": "dum0"})))

@@ -18,21 +18,19 @@ import (
 // TestSRIOV is the SR-IOV example of the documentation on a PF without VFs: they are made, pods in one VLAN reach each
 // other over them and pods in another do not, and afterwards every VF is as it was.
 func TestSRIOV(t *testing.T) {
-	if cluster == nil {
-		t.Skip("no lab")
-	}
-	(&T{T: t, ctx: t.Context(), Cluster: cluster}).removeVFs(cluster.Node("node1"))
-	e := start(t)
-	n := e.Node("node1")
-	e.configure("node1", sriovSpec())
-	e.waitDevices("node1", "sriov-pool", vfCount)
+	e := take(t)
+	n := e.node
+	e.removeVFs(n)
+	e.guard()
+	e.configure(e.node.Name(), sriovSpec())
+	e.waitDevices(e.node.Name(), "sriov-pool", vfCount)
 	require.Equal(e, fmt.Sprint(vfCount), e.onNode(n, "cat "+numVFs))
 	e.waitVFNames(n)
 	before := e.hostState(n)
 	require.Len(e, before.VFs, vfCount)
 	var offered map[string]resourceapi.Device
-	e.eventually("slices of node1", func() string {
-		offered = devices(e.slices("node1"))
+	e.eventually("slices", func() string {
+		offered = devices(e.slices(e.node.Name()))
 		for name, d := range offered {
 			if want := lab.Uplink + "v" + attribute(d, "vfID"); attribute(d, "kernelIfName") != want {
 				return fmt.Sprintf("device %s has not the name %s: %+v", name, want, d.Attributes)
@@ -62,7 +60,7 @@ func TestSRIOV(t *testing.T) {
 		e.vlanTemplate(fmt.Sprintf("sriov-claim-%d", vlan), "sriov-pool.networkdriver.cilium.io", vlan)
 	}
 	for pod, vlan := range vlans {
-		e.pod(pod, "node1", fmt.Sprintf("sriov-claim-%d", vlan))
+		e.pod(pod, e.node.Name(), fmt.Sprintf("sriov-claim-%d", vlan))
 	}
 	e.running("a", "b", "c", "d")
 	for pod, ip := range ips {
@@ -97,7 +95,7 @@ func (e *T) claimMissing(pod, device, mac string) string {
 	}
 	d := status[0]
 	switch {
-	case d.Driver != driverName || d.Pool != "node1/sriov-pool" || d.Device != device:
+	case d.Driver != driverName || d.Pool != e.node.Name()+"/sriov-pool" || d.Device != device:
 		return fmt.Sprintf("is of %s %s %s", d.Driver, d.Pool, d.Device)
 	case !meta.IsStatusConditionTrue(d.Conditions, "Ready"):
 		return fmt.Sprintf("is not ready: %+v", d.Conditions)

@@ -17,7 +17,9 @@ import (
 // once. Pods reach each other over their VFs inside a VLAN, across nodes, and not across VLANs; on the wire their frames
 // carry the tag.
 func TestTwoNodes(t *testing.T) {
-	e := startSRIOV(t)
+	e := startEverywhere(t)
+	e.ensureVFs()
+	e.guard()
 	for _, n := range e.Nodes() {
 		e.configure(n.Name(), sriovPools(vfPool("blue", 0), vfPool("red", 1)))
 	}

@@ -23,22 +23,27 @@ const vfCount = 4
 
 const numVFs = "/sys/class/net/" + lab.Uplink + "/device/sriov_numvfs"
 
-// startSRIOV is start on nodes whose PFs have their VFs, which so are part of what has to be restored. It depends on no
-// earlier test for them, and makes them anew where one that failed left them in disorder.
+// startSRIOV is start on a node whose PF has its VFs, which so are part of what has to be restored.
 func startSRIOV(t *testing.T) *T {
 	t.Helper()
-	if cluster != nil {
-		e := &T{T: t, ctx: t.Context(), Cluster: cluster}
-		for _, n := range e.Nodes() {
-			if e.vfsInOrder(n) {
-				continue
-			}
-			e.removeVFs(n)
-			e.onNode(n, fmt.Sprintf("ip link set %s up && echo %d > %s", lab.Uplink, vfCount, numVFs))
-			e.waitVFNames(n)
+	e := take(t)
+	e.ensureVFs()
+	e.guard()
+	return e
+}
+
+// ensureVFs has the PFs of the test's nodes have their VFs. A test depends on no earlier one for them; they are made
+// anew where one that failed left them in disorder.
+func (e *T) ensureVFs() {
+	e.Helper()
+	for _, n := range e.nodes {
+		if e.vfsInOrder(n) {
+			continue
 		}
+		e.removeVFs(n)
+		e.onNode(n, fmt.Sprintf("ip link set %s up && echo %d > %s", lab.Uplink, vfCount, numVFs))
+		e.waitVFNames(n)
 	}
-	return start(t)
 }
 
 // vfsInOrder says whether the node has the VFs, as the kernel makes them.
@@ -137,7 +142,7 @@ func vfPool(name string, vfs ...int) v2alpha1.CiliumNetworkDriverDevicePoolConfi
 // vlanTemplate makes a claim template for one device of a class, in a VLAN and as sriov0.
 func (e *T) vlanTemplate(name, class string, vlan int) {
 	e.Helper()
-	e.template(name, []resourceapi.DeviceRequest{request("net", class)},
+	e.template(name, []resourceapi.DeviceRequest{e.request("net", class)},
 		config(fmt.Sprintf(`{"vlan": %d, "podIfName": "sriov0"}`, vlan), "net"))
 }
 
@@ -175,7 +180,7 @@ func pciAddr(device string) string {
 // allocationsOf returns the rows of a pod.
 func (e *T) allocationsOf(pod string) []allocation {
 	e.Helper()
-	object, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{})
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
 	return slices.DeleteFunc(e.allocations(e.Node(object.Spec.NodeName)), func(a allocation) bool {
 		return a.PodUID != string(object.UID)
@@ -185,10 +190,10 @@ func (e *T) allocationsOf(pod string) []allocation {
 // claimOf returns the pod's only claim.
 func (e *T) claimOf(pod string) *resourceapi.ResourceClaim {
 	e.Helper()
-	object, err := e.Client.CoreV1().Pods(ns).Get(e.ctx, pod, metav1.GetOptions{})
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
 	require.Len(e, object.Status.ResourceClaimStatuses, 1)
-	claim, err := e.Client.ResourceV1().ResourceClaims(ns).Get(e.ctx, *object.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
+	claim, err := e.Client.ResourceV1().ResourceClaims(e.ns).Get(e.ctx, *object.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
 	require.NoError(e, err)
 	return claim
 }

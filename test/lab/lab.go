@@ -171,12 +171,15 @@ func clearRemains(opts Options) error {
 	if err != nil {
 		return err
 	}
-	for _, n := range old.nodes {
-		if old.processes.Alive(n.Name()) {
-			return fmt.Errorf("a lab is up in %s: stop it first", old.state)
-		}
+	if old.alive() {
+		return fmt.Errorf("a lab is up in %s: stop it first", old.state)
 	}
 	return old.Down()
+}
+
+// alive reports whether a node's machine runs.
+func (l *Lab) alive() bool {
+	return slices.ContainsFunc(l.nodes, func(n *Node) bool { return l.processes.Alive(n.Name()) })
 }
 
 // clearState empties a state directory, but for what is not the lab's.
@@ -207,6 +210,16 @@ func Open(opts Options) (*Lab, error) {
 		l.cp.spawner = l.spawner
 	}
 	return l, nil
+}
+
+// Ensure returns the lab that is up in the state directory of the options, and starts one where none is or only the
+// remains of one whose program was killed.
+func Ensure(ctx context.Context, opts Options) (*Lab, error) {
+	l, err := Open(opts)
+	if errors.Is(err, ErrNotUp) || err == nil && !l.alive() {
+		return Up(ctx, opts)
+	}
+	return l, err
 }
 
 // load reads a lab's record, for what needs to start nothing.

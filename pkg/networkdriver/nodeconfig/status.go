@@ -30,7 +30,7 @@ const (
 	// writeInterval and writeBurst limit the rate of writes: some at once
 	// while a node starts, then one each interval with whatever has changed.
 	writeInterval = 5 * time.Second
-	writeBurst    = 3
+	writeBurst    = 10
 
 	// Limits of the API for a status.
 	maxMessageLength = 32768

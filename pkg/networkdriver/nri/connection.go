@@ -151,9 +151,10 @@ func (p *Plugin) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create the NRI plugin: %w", err)
 	}
+	session.stub = plugin
 	returned := make(chan struct{})
 	defer close(returned)
-	go session.unblock(ctx, plugin, conn, returned)
+	go session.unblock(ctx, conn, returned)
 
 	err = plugin.Run(ctx)
 	plugin.Stop()
@@ -182,6 +183,7 @@ func (p *Plugin) explain(err error) string {
 type session struct {
 	*Hooks
 	plugin     *Plugin
+	stub       stub.Stub
 	once       sync.Once
 	configured chan struct{}
 }
@@ -196,7 +198,8 @@ func (s *session) Configure(_ context.Context, config, runtime, version string) 
 	if !first {
 		return 0, errNotConfigured
 	}
-	s.log.Info("Registered with the container runtime", "runtime", runtime, "version", version)
+	s.setRequestTimeout(s.stub.RequestTimeout())
+	s.log.Info("Registered with the container runtime", "runtime", runtime, "version", version, "hookTimeout", s.hookTimeout())
 	return 0, nil
 }
 
@@ -211,7 +214,7 @@ func (s *session) Synchronize(ctx context.Context, pods []*api.PodSandbox, conta
 
 // unblock ends a registration that stalls. The stub waits for Configure without end, even when the connection is
 // gone, and only a failed Configure makes it give up.
-func (s *session) unblock(ctx context.Context, plugin stub.Stub, conn *watchedConn, returned <-chan struct{}) {
+func (s *session) unblock(ctx context.Context, conn *watchedConn, returned <-chan struct{}) {
 	limit := time.NewTimer(registrationLimit)
 	defer limit.Stop()
 	select {
@@ -232,7 +235,7 @@ func (s *session) unblock(ctx context.Context, plugin stub.Stub, conn *watchedCo
 	case <-limit.C:
 	}
 	s.once.Do(func() { close(s.configured) })
-	if service, ok := plugin.(api.PluginService); ok && conn.written.Load() {
+	if service, ok := s.stub.(api.PluginService); ok && conn.written.Load() {
 		_, _ = service.Configure(ctx, &api.ConfigureRequest{})
 	}
 }

@@ -248,3 +248,15 @@ func TestRuntimeDiesWithinRegistration(t *testing.T) {
 	t.Cleanup(r.kill)
 	require.NoError(t, plugin.WaitConnected(t.Context()))
 }
+
+// TestHookTimeoutFollowsRuntime: a runtime that gives plugins more time gives it to the hooks.
+func TestHookTimeoutFollowsRuntime(t *testing.T) {
+	adaptation.SetPluginRequestTimeout(8 * time.Second)
+	t.Cleanup(func() { adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout) })
+	f := newFixture(t)
+	require.Equal(t, HookTimeout, f.hooks.hookTimeout())
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	t.Cleanup(startRuntime(t, socket).kill)
+	require.NoError(t, startPlugin(t, f, socket).WaitConnected(t.Context()))
+	require.Equal(t, 6*time.Second, f.hooks.hookTimeout())
+}

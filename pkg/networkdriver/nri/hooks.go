@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -19,9 +20,12 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
-// HookTimeout is how long a hook may keep the runtime waiting. Runtimes give a plugin two seconds by default, and
-// one that overruns them may be dropped while the pod goes on without its device.
+// HookTimeout is how long a hook may keep a runtime waiting that gives a plugin two seconds, as they do by default.
+// A plugin that overruns them may be dropped while the pod goes on without its device.
 const HookTimeout = 1500 * time.Millisecond
+
+// hookShare of the time that the runtime gives a plugin is the hook's; the rest is for the way there and back.
+const hookShare = 0.75
 
 // undoTimeout bounds what goes on after a hook has given up: taking back what it had attached.
 const undoTimeout = 10 * time.Second
@@ -48,7 +52,7 @@ type Hooks struct {
 	namespaces  namespaces
 	log         *slog.Logger
 	metrics     *Metrics
-	timeout     time.Duration
+	timeout     atomic.Int64 // of a hook, in nanoseconds
 
 	locks   keylock.Locks[kubetypes.UID] // of pods that something is being done for
 	running operations
@@ -60,11 +64,20 @@ func NewHooks(db *statedb.DB, allocations statedb.RWTable[*tables.DRAAllocation]
 	if err != nil {
 		return nil, err
 	}
-	return &Hooks{
-		db: db, allocations: allocations, linker: linker, namespaces: ns,
-		log: log, metrics: metrics, timeout: HookTimeout,
-	}, nil
+	h := &Hooks{db: db, allocations: allocations, linker: linker, namespaces: ns, log: log, metrics: metrics}
+	h.timeout.Store(int64(HookTimeout))
+	return h, nil
 }
+
+// setRequestTimeout takes over how long the runtime waits for a plugin, zero if it did not say so.
+func (h *Hooks) setRequestTimeout(limit time.Duration) {
+	if limit > 0 {
+		h.timeout.Store(int64(hookShare * float64(limit)))
+	}
+}
+
+// hookTimeout is how long a hook may keep the runtime waiting.
+func (h *Hooks) hookTimeout() time.Duration { return time.Duration(h.timeout.Load()) }
 
 // RunPodSandbox attaches the devices of the pod. On failure none is left inside, the sandbox is refused, and kubelet
 // makes a new one.
@@ -147,7 +160,8 @@ func (h *Hooks) rows(podUID kubetypes.UID) []*tables.DRAAllocation {
 // bounded runs work and stops waiting for it after the hook's time: a netlink call to a busy PF cannot be cancelled.
 // The work then goes on with its context cancelled, and undoes what it did.
 func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, work func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, h.timeout)
+	limit := h.hookTimeout()
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	result := make(chan error, 1)
 	end := h.running.begin(what + " for pod " + podName(pod))
 	go func() {
@@ -166,7 +180,7 @@ func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, w
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%s for pod %s takes longer than %s", what, podName(pod), h.timeout)
+		return fmt.Errorf("%s for pod %s takes longer than %s", what, podName(pod), limit)
 	}
 	return fmt.Errorf("%s for pod %s: %w", what, podName(pod), ctx.Err())
 }

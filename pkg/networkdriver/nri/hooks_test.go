@@ -215,7 +215,7 @@ func TestReturn(t *testing.T) {
 // ATT-01: the runtime gets its answer in time, and the late success is taken back.
 func TestSlowAttachIsUndone(t *testing.T) {
 	f := newFixture(t)
-	f.hooks.timeout = 20 * time.Millisecond
+	f.hooks.timeout.Store(int64(20 * time.Millisecond))
 	a, b := f.prepare("pod", "a", 1), f.prepare("other", "b", 2)
 	f.linker.block, f.linker.entered = make(chan struct{}), make(chan struct{})
 	release := f.linker.block
@@ -317,7 +317,7 @@ func TestSynchronizeRecordsWhatFails(t *testing.T) {
 
 func TestSlowSynchronizeGoesOnBehind(t *testing.T) {
 	f := newFixture(t)
-	f.hooks.timeout = 20 * time.Millisecond
+	f.hooks.timeout.Store(int64(20 * time.Millisecond))
 	a := f.prepare("pod", "a", 1)
 	f.linker.block, f.linker.entered = make(chan struct{}), make(chan struct{})
 	pod, netns := newSandbox(t, "pod", "s1")

@@ -79,7 +79,7 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 		}
 		_ = group.Wait()
 	}()
-	timer := time.NewTimer(h.timeout)
+	timer := time.NewTimer(h.hookTimeout())
 	defer timer.Stop()
 	select {
 	case <-done:

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 )
 
 // BenchmarkAttachDetach moves a link into a pod and back, each time followed by the same two moves by bare requests on
@@ -52,15 +54,15 @@ func BenchmarkBareNetlink(b *testing.B) {
 func (f *fixture) bare(b *testing.B) func(index int) {
 	b.Helper()
 	host, pod := f.host.dial(), f.pod.dial()
-	hostNS, err := openNamespace(f.host.path)
+	hostNS, err := netnamespace.Open(f.host.path)
 	require.NoError(b, err)
-	podNS, err := openNamespace(f.pod.path)
+	podNS, err := netnamespace.Open(f.pod.path)
 	require.NoError(b, err)
 	b.Cleanup(func() {
 		host.close()
 		pod.close()
-		hostNS.close()
-		podNS.close()
+		hostNS.Close()
+		podNS.Close()
 	})
 	return func(index int) {
 		if err := host.change(index, change{to: podNS, name: "net1", flags: unix.IFF_UP, mask: unix.IFF_UP}); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -31,14 +32,14 @@ type conn struct {
 	socket *nl.SocketHandle
 }
 
-func dial(log *slog.Logger, ns *namespace) (*conn, error) {
-	socket, err := nl.GetNetlinkSocketAt(netns.NsHandle(ns.fd), netns.None(), unix.NETLINK_ROUTE)
+func dial(log *slog.Logger, ns *netnamespace.Namespace) (*conn, error) {
+	socket, err := nl.GetNetlinkSocketAt(netns.NsHandle(ns.FD), netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("open an rtnetlink socket in %s: %w", ns.path, err)
+		return nil, fmt.Errorf("open an rtnetlink socket in %s: %w", ns.Path, err)
 	}
 	// Without extended acknowledgements errors only say less, so that a kernel that refuses them is no problem.
 	_ = socket.SetExtAck(true)
-	return &conn{log: log.With("netns", ns.path), socket: &nl.SocketHandle{Socket: socket}}, nil
+	return &conn{log: log.With("netns", ns.Path), socket: &nl.SocketHandle{Socket: socket}}, nil
 }
 
 func (c *conn) close() { c.socket.Close() }
@@ -120,7 +121,7 @@ func (c *conn) list() ([]netlink.Link, error) {
 // change is what one RTM_NEWLINK request does to a link. The kernel does it in the order of the fields (do_setlink in
 // net/core/rtnetlink.c), stops at the first failure and does not undo what it has done by then.
 type change struct {
-	to    *namespace // nil: the link stays where it is
+	to    *netnamespace.Namespace // nil: the link stays where it is
 	mac   net.HardwareAddr
 	mtu   int
 	name  string
@@ -133,7 +134,7 @@ func (c *conn) change(index int, ch change) error {
 	info := req.Data[0].(*nl.IfInfomsg)
 	info.Flags, info.Change = ch.flags&ch.mask, ch.mask // without a mask, flags would mean all flags
 	if ch.to != nil {
-		req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(ch.to.fd))))
+		req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(ch.to.FD))))
 	}
 	if len(ch.mac) > 0 {
 		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, ch.mac))

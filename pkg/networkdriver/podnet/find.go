@@ -14,19 +14,20 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // side is one end of a move: a namespace and a socket in it.
 type side struct {
 	*conn
-	ns *namespace
+	ns *netnamespace.Namespace
 }
 
-func openSide(log *slog.Logger, ns *namespace) (*side, error) {
+func openSide(log *slog.Logger, ns *netnamespace.Namespace) (*side, error) {
 	c, err := dial(log, ns)
 	if err != nil {
-		ns.close()
+		ns.Close()
 		return nil, err
 	}
 	return &side{conn: c, ns: ns}, nil
@@ -34,11 +35,11 @@ func openSide(log *slog.Logger, ns *namespace) (*side, error) {
 
 func (s *side) close() {
 	s.conn.close()
-	s.ns.close()
+	s.ns.Close()
 }
 
 func (m *Mover) openHost() (*side, error) {
-	ns, err := openNamespace(m.cfg.HostNetNS)
+	ns, err := netnamespace.Open(m.cfg.HostNetNS)
 	if err != nil {
 		return nil, fmt.Errorf("host: %w", err)
 	}
@@ -46,13 +47,13 @@ func (m *Mover) openHost() (*side, error) {
 }
 
 // openPod opens the pod's side, which must not be the host's.
-func (m *Mover) openPod(path string, host *namespace) (*side, error) {
-	ns, err := openNamespace(path)
+func (m *Mover) openPod(path string, host *netnamespace.Namespace) (*side, error) {
+	ns, err := netnamespace.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	if ns.id == host.id {
-		ns.close()
+	if ns.ID == host.ID {
+		ns.Close()
 		return nil, fmt.Errorf("%q %w", path, ErrHostNamespace)
 	}
 	return openSide(m.log, ns)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -83,9 +84,9 @@ func (ns *testNS) die() {
 // dial opens a socket for requests that the library does not make in another namespace.
 func (ns *testNS) dial() *conn {
 	ns.tb.Helper()
-	opened, err := openNamespace(ns.path)
+	opened, err := netnamespace.Open(ns.path)
 	require.NoError(ns.tb, err)
-	defer opened.close()
+	defer opened.Close()
 	c, err := dial(slog.New(slog.DiscardHandler), opened)
 	require.NoError(ns.tb, err)
 	return c

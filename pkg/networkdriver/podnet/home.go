@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -84,7 +85,7 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 		m.log.Warn("There is no link to give back", "device", to.device, "reason", why)
 		return nil
 	}
-	for ns := range m.reachableNamespaces(ctx, host.ns.id) {
+	for ns := range netnamespace.Reachable(ctx, host.ns.ID) {
 		if found, err := m.takeFromNamespace(host, ns, to); found || err != nil {
 			return err
 		}
@@ -94,20 +95,20 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 
 // takeFrom brings the link home if it is in the namespace at path.
 func (m *Mover) takeFrom(host *side, path string, to home) (found bool, err error) {
-	ns, err := openNamespace(path)
-	if errors.Is(err, errNoNamespace) {
+	ns, err := netnamespace.Open(path)
+	if errors.Is(err, netnamespace.ErrNone) {
 		return false, nil
 	} else if err != nil {
 		return false, err
 	}
-	defer ns.close()
-	if ns.id == host.ns.id {
+	defer ns.Close()
+	if ns.ID == host.ns.ID {
 		return false, nil // looked at anyhow, for this device only
 	}
 	return m.takeFromNamespace(host, ns, to)
 }
 
-func (m *Mover) takeFromNamespace(host *side, ns *namespace, to home) (found bool, err error) {
+func (m *Mover) takeFromNamespace(host *side, ns *netnamespace.Namespace, to home) (found bool, err error) {
 	c, err := dial(m.log, ns)
 	if err != nil {
 		return false, err
@@ -154,13 +155,13 @@ func (m *Mover) bringHome(host, from *side, link netlink.Link, to home) error {
 		// The kernel stops at what it does not take. What remains to be done is done on the host, the move is not left.
 		if here, lookErr := from.byIndex(attrs.Index); lookErr == nil && here != nil && is(here, to.id) {
 			if err := from.change(attrs.Index, change{to: host.ns, name: standInName}); err != nil {
-				return fmt.Errorf("move link %q from %s to the host: %w", attrs.Name, from.ns.path, err)
+				return fmt.Errorf("move link %q from %s to the host: %w", attrs.Name, from.ns.Path, err)
 			}
 		}
 	}
 	found, err := m.restoreOnHost(host, to)
 	if err == nil && !found {
-		err = fmt.Errorf("link %q is not on the host after its move from %s", attrs.Name, from.ns.path)
+		err = fmt.Errorf("link %q is not on the host after its move from %s", attrs.Name, from.ns.Path)
 	}
 	return err
 }
@@ -215,7 +216,18 @@ func (m *Mover) restoreOnHost(host *side, to home) (found bool, err error) {
 			taken = append(taken, to.want.Name)
 		}
 	}
-	errs = append(errs, host.applyAll(link, todo)...)
+	for _, err := range host.applyAll(link, todo) {
+		if todo.name == to.want.Name && errors.Is(err, unix.EEXIST) {
+			// Somebody has taken the name since nameFor looked.
+			taken = append(taken, to.want.Name)
+			err = nil
+			if !isStandIn(attrs.Name) {
+				up := (todo.flags&todo.mask | attrs.RawFlags&^todo.mask) & unix.IFF_UP
+				err = host.changeInPlace(attrs.Index, change{name: standInName, flags: up})
+			}
+		}
+		errs = append(errs, err)
+	}
 	for _, alt := range to.want.AltNames {
 		if slices.Contains(attrs.AltNames, alt) {
 			continue

@@ -6,16 +6,15 @@ package podnet
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -204,7 +203,7 @@ func TestForgedHostNames(t *testing.T) {
 func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	prog := loadXDP(t)
+	prog := testenv.XDP(t)
 	require.NoError(t, attachXDP(f.host, "v0", prog, nl.XDP_FLAGS_DRV_MODE))
 	require.True(t, f.host.link("v0").Attrs().Xdp.Attached)
 	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
@@ -231,65 +230,6 @@ func attachXDP(ns *testNS, name string, prog, mode int) error {
 	req.AddData(attr)
 	_, err := c.execute(req, 0)
 	return err
-}
-
-// loadXDP loads a program that passes every packet (r0 = XDP_PASS; exit).
-func loadXDP(t *testing.T) int {
-	t.Helper()
-	insns := []uint64{0x2_0000_00b7, 0x95}
-	license := []byte("GPL\x00")
-	attr := struct {
-		progType, insnCnt uint32
-		insns, license    uint64
-		_                 [120]byte
-	}{
-		progType: unix.BPF_PROG_TYPE_XDP, insnCnt: uint32(len(insns)),
-		insns: uint64(uintptr(unsafe.Pointer(&insns[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
-	}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	runtime.KeepAlive(insns)
-	runtime.KeepAlive(license)
-	if errno != 0 {
-		t.Skipf("the kernel does not load an XDP program: %v", errno)
-	}
-	t.Cleanup(func() { _ = unix.Close(int(fd)) })
-	return int(fd)
-}
-
-func TestReachableNamespaces(t *testing.T) {
-	f := setup(t)
-	held, named := newNS(t), newNS(t)
-	idOf := func(path string) namespaceID {
-		ns, err := openNamespace(path)
-		require.NoError(t, err)
-		defer ns.close()
-		return ns.id
-	}
-	ids := map[string]namespaceID{"held": idOf(held.path), "named": idOf(named.path)}
-	// One that nothing leads to but a descriptor of a process, after it was unmounted.
-	fd, err := unix.Open(held.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	defer unix.Close(fd)
-	held.die()
-	// One in the runtimes' directory.
-	require.NoError(t, os.MkdirAll("/run/netns", 0o755))
-	name := filepath.Join("/run/netns", "podnet-test-"+filepath.Base(filepath.Dir(t.TempDir())))
-	require.NoError(t, os.WriteFile(name, nil, 0o600))
-	defer os.Remove(name)
-	require.NoError(t, unix.Mount(named.path, name, "", unix.MS_BIND, ""))
-	defer func() { _ = unix.Unmount(name, unix.MNT_DETACH) }()
-
-	skip := idOf("/proc/thread-self/ns/net")
-	seen := map[namespaceID]int{}
-	before := openFDs(t)
-	for ns := range f.reachableNamespaces(f.ctx, skip) {
-		seen[ns.id]++
-	}
-	require.Equal(t, before, openFDs(t))
-	for what, id := range ids {
-		require.Equal(t, 1, seen[id], what)
-	}
-	require.Zero(t, seen[skip])
 }
 
 func TestWhatSysfsSaysIsVerified(t *testing.T) {

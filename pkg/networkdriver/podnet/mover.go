@@ -25,6 +25,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -181,7 +182,7 @@ func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
 	case errors.Is(err, unix.EEXIST):
 		return &NameTakenError{Name: name}
 	case err != nil:
-		return fmt.Errorf("move link %q into %s as %q and bring it up: %w", attrs.Name, pod.ns.path, name, err)
+		return fmt.Errorf("move link %q into %s as %q and bring it up: %w", attrs.Name, pod.ns.Path, name, err)
 	}
 	return nil
 }
@@ -236,14 +237,14 @@ func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachm
 	}
 	if want.name != "" || attrs.RawFlags&unix.IFF_UP == 0 {
 		if err := pod.changeInPlace(attrs.Index, want); err != nil {
-			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.ns.path, err)
+			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.ns.Path, err)
 		}
 	}
 	ips, err := pod.addresses(attrs.Index)
 	if err != nil {
 		return nil, err
 	}
-	return attachment(pod.ns.path, link, ips), nil
+	return attachment(pod.ns.Path, link, ips), nil
 }
 
 // Find says whether the device's link is in the network namespace at netnsPath, and how it is attached there. A
@@ -263,13 +264,13 @@ func (m *Mover) lookIn(ctx context.Context, netnsPath string, dev types.Device) 
 	if dev.Link().IsZero() || netnsPath == "" {
 		return nil, nil
 	}
-	host, err := openNamespace(m.cfg.HostNetNS)
+	host, err := netnamespace.Open(m.cfg.HostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	defer host.close()
+	defer host.Close()
 	pod, err := m.openPod(netnsPath, host)
-	if errors.Is(err, errNoNamespace) {
+	if errors.Is(err, netnamespace.ErrNone) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err

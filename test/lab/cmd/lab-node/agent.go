@@ -50,6 +50,7 @@ func agent() error {
 	mux.HandleFunc("POST /exec", s.exec)
 	mux.HandleFunc("GET /file", s.getFile)
 	mux.HandleFunc("PUT /file", s.putFile)
+	mux.HandleFunc("GET /socket", s.getSocket)
 	mux.HandleFunc("GET /daemon/{name}", s.getDaemon)
 	mux.HandleFunc("PUT /daemon/{name}", s.startDaemon)
 	mux.HandleFunc("POST /daemon/{name}/signal", s.signalDaemon)
@@ -212,6 +213,27 @@ func (s *server) getFile(w http.ResponseWriter, r *http.Request) {
 	}
 	defer f.Close()
 	_, _ = io.Copy(w, f)
+}
+
+// getSocket passes on what an HTTP server on a unix socket answers.
+func (s *server) getSocket(w http.ResponseWriter, r *http.Request) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", r.URL.Query().Get("socket"))
+	}}}
+	req, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://node"+r.URL.Query().Get("path"), nil)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	defer resp.Body.Close()
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body)
 }
 
 // putFile replaces a file at once: a running program can be replaced too.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-package podnet
+// Package netnamespace opens network namespaces, tells them apart, and finds those that somebody on the node holds.
+package netnamespace
 
 import (
 	"context"
@@ -15,54 +16,63 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoNamespace says that a path leads to no network namespace (any more).
-var errNoNamespace = errors.New("is not a network namespace")
+// ErrNone says that a path leads to no network namespace (any more).
+var ErrNone = errors.New("is not a network namespace")
 
-// namespace is an open network namespace. An open one cannot die, so it is kept open for one operation only.
-type namespace struct {
-	path string
-	fd   int
-	id   namespaceID
+// Namespace is an open network namespace. An open one cannot die, so it is to be kept open for one operation only.
+type Namespace struct {
+	// Path is what it was opened by.
+	Path string
+	// FD is a descriptor of it, until it is closed.
+	FD int
+	// ID is which namespace it is.
+	ID ID
 }
 
-// namespaceID tells namespaces apart whatever path they were opened by (ioctl_ns(2), st_dev and st_ino).
-type namespaceID struct{ dev, ino uint64 }
+// ID tells namespaces apart whatever path they were opened by (ioctl_ns(2), st_dev and st_ino). The kernel may use the
+// ID of a dead namespace again.
+type ID struct {
+	Dev uint64 `json:"dev"`
+	Ino uint64 `json:"ino"`
+}
 
-func openNamespace(path string) (*namespace, error) {
-	// Paths come from the runtime; not blocking keeps one that leads to a named pipe from hanging the hook.
+// Open opens the network namespace that the path leads to. The error is or wraps [ErrNone] when it leads to none.
+func Open(path string) (*Namespace, error) {
+	// Paths come from the runtime; not blocking keeps one that leads to a named pipe from hanging the caller.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		// The path was removed, or was one of a process that has ended.
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
-			return nil, fmt.Errorf("%q %w: %w", path, errNoNamespace, err)
+			return nil, fmt.Errorf("%q %w: %w", path, ErrNone, err)
 		}
 		return nil, fmt.Errorf("open network namespace %q: %w", path, err)
 	}
-	ns := &namespace{path: path, fd: fd}
+	ns := &Namespace{Path: path, FD: fd}
 	var fs unix.Statfs_t
 	var st unix.Stat_t
 	if err := errors.Join(unix.Fstatfs(fd, &fs), unix.Fstat(fd, &st)); err != nil {
-		ns.close()
+		ns.Close()
 		return nil, fmt.Errorf("look at network namespace %q: %w", path, err)
 	}
 	// The file that a named namespace was mounted on remains when the namespace was unmounted.
 	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	if fs.Type != unix.NSFS_MAGIC || err != nil || kind != unix.CLONE_NEWNET {
-		ns.close()
-		return nil, fmt.Errorf("%q %w", path, errNoNamespace)
+		ns.Close()
+		return nil, fmt.Errorf("%q %w", path, ErrNone)
 	}
-	ns.id = namespaceID{dev: st.Dev, ino: st.Ino}
+	ns.ID = ID{Dev: st.Dev, Ino: st.Ino}
 	return ns, nil
 }
 
-func (ns *namespace) close() { _ = unix.Close(ns.fd) }
+// Close lets go of the namespace.
+func (ns *Namespace) Close() { _ = unix.Close(ns.FD) }
 
-// reachableNamespaces opens the network namespaces that somebody on the node holds: named ones, then those of
-// processes, then those that a process merely has open. Each is yielded once and closed afterwards. The two latter need
-// the host's PID namespace.
-func (m *Mover) reachableNamespaces(ctx context.Context, skip namespaceID) iter.Seq[*namespace] {
-	return func(yield func(*namespace) bool) {
-		seen := map[namespaceID]bool{skip: true}
+// Reachable opens the network namespaces that somebody on the node holds, but for the one to skip: named ones, then
+// those of processes, then those that a process merely has open. Each is yielded once and closed afterwards. The two
+// latter need the host's PID namespace.
+func Reachable(ctx context.Context, skip ID) iter.Seq[*Namespace] {
+	return func(yield func(*Namespace) bool) {
+		seen := map[ID]bool{skip: true}
 		seenLinks := map[string]bool{}
 		visit := func(path string) bool {
 			// A link to a namespace says its inode, which spares opening the same one for each process.
@@ -72,15 +82,15 @@ func (m *Mover) reachableNamespaces(ctx context.Context, skip namespaceID) iter.
 				}
 				seenLinks[target] = true
 			}
-			ns, err := openNamespace(path)
+			ns, err := Open(path)
 			if err != nil {
 				return true // gone since it was listed, or not a namespace
 			}
-			defer ns.close()
-			if seen[ns.id] {
+			defer ns.Close()
+			if seen[ns.ID] {
 				return true
 			}
-			seen[ns.id] = true
+			seen[ns.ID] = true
 			return yield(ns)
 		}
 		for _, pattern := range []string{"run/netns/*", "var/run/netns/*", "proc/[0-9]*/ns/net"} {

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package hostdevice
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/testenv"
+)
+
+// adorn gives the NIC everything that it has to get back.
+func (b *bed) adorn() {
+	b.t.Helper()
+	link := b.host.mustLink(nic)
+	require.NoError(b.t, b.host.LinkSetMTU(link, 1400))
+	require.NoError(b.t, b.host.LinkSetAlias(link, "fabric port 7"))
+	require.NoError(b.t, b.host.SetPromiscOn(link))
+	require.NoError(b.t, b.host.LinkAddAltName(link, "enp3s0f0"))
+	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25", "10.9.0.2 peer 10.9.0.1/30", "2001:db8::5/64")
+	for _, addr := range []netlink.Addr{
+		{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 0, 1), Mask: net.CIDRMask(24, 32)}, Label: nic + ":spare", Broadcast: net.IPv4(10, 5, 0, 77), Scope: unix.RT_SCOPE_LINK},
+		{IPNet: &net.IPNet{IP: net.IPv4(10, 6, 0, 1), Mask: net.CIDRMask(24, 32)}, Broadcast: net.IPv4zero, Flags: unix.IFA_F_NOPREFIXROUTE},
+		{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8:1::5"), Mask: net.CIDRMask(64, 128)}, ValidLft: 100000, PreferedLft: 50000, Flags: unix.IFA_F_NODAD},
+	} {
+		require.NoError(b.t, b.host.AddrAdd(link, &addr))
+	}
+}
+
+// withoutLifetimes makes snapshots of different seconds comparable.
+func withoutLifetimes(snapshot []string) []string {
+	out := make([]string, len(snapshot))
+	for i, s := range snapshot {
+		var st nicState
+		if err := json.Unmarshal([]byte(s), &st); err != nil {
+			panic(err) // it was made by this test
+		}
+		for j, a := range st.Addresses {
+			if a.Valid != forever {
+				st.Addresses[j].Valid, st.Addresses[j].Preferred = 1, 1
+			}
+		}
+		text, _ := json.Marshal(st)
+		out[i] = string(text)
+	}
+	return out
+}
+
+// vandalise does to the interface what a pod with the right to can do.
+func (b *bed) vandalise() {
+	b.t.Helper()
+	link := b.pod.mustLink(b.ifName)
+	require.NoError(b.t, b.pod.LinkSetDown(link))
+	require.NoError(b.t, b.pod.LinkSetName(link, "stolen"))
+	require.NoError(b.t, b.pod.LinkSetMTU(link, 1280))
+	require.NoError(b.t, b.pod.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 1}))
+	require.NoError(b.t, b.pod.SetPromiscOff(link))
+	require.NoError(b.t, b.pod.LinkSetAllmulticastOn(link))
+	require.NoError(b.t, b.pod.LinkSetARPOff(link))
+	require.NoError(b.t, b.pod.LinkDelAltName(link, "enp3s0f0"))
+	// A name of the host's must not keep the NIC in the pod.
+	for _, alt := range []string{"uplink0", nic, "pods-own"} {
+		require.NoError(b.t, b.pod.LinkAddAltName(link, alt))
+	}
+	addrs, err := b.pod.AddrList(link, netlink.FAMILY_ALL)
+	require.NoError(b.t, err)
+	for _, a := range addrs {
+		// A primary address takes its secondary ones with it.
+		if err := b.pod.AddrDel(link, &a); !errors.Is(err, unix.EADDRNOTAVAIL) {
+			require.NoError(b.t, err)
+		}
+	}
+	b.pod.address("stolen", "203.0.113.1/24")
+	require.NoError(b.t, b.pod.LinkSetUp(link))
+}
+
+// Everything that the NIC had comes back, whatever the pod did to it, also if the runtime calls twice.
+func TestEverythingIsRestored(t *testing.T) {
+	t.Parallel()
+	for _, sabotage := range []bool{false, true} {
+		b := newBed(t)
+		b.adorn()
+		b.host.veth("uplink0", b.leaf, "port2")
+		before := withoutLifetimes(b.host.snapshot())
+		log := b.must("ADD", b.single(routeFields(1, 19)))
+		require.Contains(t, log, "level=INFO")
+		if sabotage {
+			b.vandalise()
+		}
+		b.must("DEL", b.single())
+		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
+		require.Empty(t, b.recorded())
+		for _, a := range mustState(t, b.host, nic).Addresses {
+			if a.Local.String() == "2001:db8:1::5" {
+				require.InDelta(t, 100000, float64(a.Valid), 600)
+				require.InDelta(t, 50000, float64(a.Preferred), 600)
+			}
+		}
+		b.must("DEL", b.single())
+		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
+	}
+}
+
+func mustState(t *testing.T, s *space, name string) nicState {
+	t.Helper()
+	side, err := openSide(s.path)
+	require.NoError(t, err)
+	defer side.close()
+	link, err := side.byName(name)
+	require.NoError(t, err)
+	st, err := side.state(link)
+	require.NoError(t, err)
+	return st
+}
+
+// A pod's XDP program does not come home with the NIC, and the host's own is not taken off by an ADD that failed.
+func TestXDP(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	prog := testenv.XDP(t)
+	attach := func(s *space, name string, prog int) {
+		t.Helper()
+		link := s.mustLink(name)
+		s.do(func() error { return netlink.LinkSetXdpFdWithFlags(link, prog, nl.XDP_FLAGS_SKB_MODE) })
+	}
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	attach(b.pod, "net1", prog)
+	require.True(t, b.pod.mustLink("net1").Attrs().Xdp.Attached)
+	b.must("DEL", b.single())
+	b.requireHome(before)
+	require.False(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+
+	attach(b.host, nic, prog)
+	call := b.call("ADD", b.single())
+	call.path = t.TempDir() // no sub-plugin
+	_, _, failure := b.run(call)
+	require.NotNil(t, failure)
+	require.Equal(t, int(types.ErrPluginNotAvailable), int(failure.Code))
+	require.True(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+	require.Empty(t, b.recorded())
+}
+
+// A NIC that was down is down again.
+func TestDownStaysDown(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	require.NoError(t, b.host.LinkSetDown(b.host.mustLink(nic)))
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	require.True(t, isUp(b.pod.mustLink("net1")))
+	b.must("DEL", b.single())
+	b.requireHome(before)
+	require.False(t, isUp(b.host.mustLink(nic)))
+}
+
+// throwHome does what the kernel does to a hardware NIC whose namespace dies: it is on the host under the pod's name,
+// down, without addresses.
+func (b *bed) throwHome() {
+	b.t.Helper()
+	ns, err := netns.GetFromPath(b.host.path)
+	require.NoError(b.t, err)
+	defer ns.Close()
+	require.NoError(b.t, b.pod.LinkSetNsFd(b.pod.mustLink(b.ifName), int(ns)))
+}
+
+// The runtime has no namespace to name any more.
+func TestDelWithoutNamespace(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "plain")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for name, tt := range map[string]struct {
+		netns func(b *bed) string
+		gone  bool // the namespace is, and the kernel has thrown the NIC out
+	}{
+		"empty":                  {netns: func(*bed) string { return "" }, gone: true},
+		"missing":                {netns: func(*bed) string { return "/run/netns/none" }, gone: true},
+		"not a namespace":        {netns: func(*bed) string { return file }, gone: true},
+		"unmounted":              {netns: func(b *bed) string { return b.pod.path }, gone: true},
+		"the host's":             {netns: func(b *bed) string { return b.host.path }, gone: true},
+		"the host's, NIC in pod": {netns: func(b *bed) string { return b.host.path }},
+		"empty, NIC in pod":      {netns: func(*bed) string { return "" }},
+		"missing, NIC in pod":    {netns: func(*bed) string { return "/run/netns/none" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+			before := b.host.snapshot()
+			b.must("ADD", b.single())
+			if tt.gone {
+				b.throwHome()
+				b.pod.die()
+				require.NotEqual(t, before, b.host.snapshot())
+			}
+			call := b.call("DEL", b.single())
+			call.netns = tt.netns(b)
+			for range 2 {
+				_, stderr, failure := b.run(call)
+				require.Nil(t, failure, "%v\n%s", failure, stderr)
+				b.requireHome(before)
+			}
+		})
+	}
+}
+
+// A process still holds the pod's namespace, whose path is gone.
+func TestDelFindsHeldNamespace(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	held, err := os.Open(b.pod.path)
+	require.NoError(t, err)
+	defer held.Close()
+	require.NoError(t, unix.Unmount(b.pod.path, unix.MNT_DETACH))
+	log := b.must("DEL", b.single())
+	t.Log(log)
+	b.requireHome(before)
+}
+
+// The NIC is in neither place that it was sent to. It is fetched if host-device has moved it there, as it is on its way
+// through, and left if somebody else has.
+func TestDelOfNICElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, marked := range []bool{true, false} {
+		b := newBed(t)
+		b.host.address(nic, "10.1.2.130/25")
+		before := b.host.snapshot()
+		b.must("ADD", b.single())
+		elsewhere := newSpace(t)
+		ns, err := netns.GetFromPath(elsewhere.path)
+		require.NoError(t, err)
+		defer ns.Close() // a descriptor is what the search finds it by, when the path is gone
+		require.NoError(t, unix.Unmount(elsewhere.path, unix.MNT_DETACH))
+		if !marked {
+			require.NoError(t, b.pod.LinkSetAlias(b.pod.mustLink("net1"), ""))
+		}
+		require.NoError(t, b.pod.LinkSetNsFd(b.pod.mustLink("net1"), int(ns)))
+		b.must("DEL", b.single())
+		if marked {
+			b.requireHome(before)
+		} else {
+			require.NotNil(t, elsewhere.link("net1"))
+		}
+	}
+}
+
+// A link without hardware dies with its namespace: nothing is left to do.
+func TestDelOfDeadVirtualLink(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	b.must("ADD", b.single())
+	b.pod.die()
+	require.Eventually(t, func() bool { return b.leaf.link(port) == nil }, patience, pollInterval)
+	b.must("DEL", b.single())
+	require.Empty(t, b.recorded())
+}
+
+// Somebody has taken the NIC out of the pod before the chain's DEL, which sbr and this plugin must bear in any order.
+func TestDelAfterLinkWasTaken(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	list := b.list("1.0.0", b.plugin(routeFields(1, 19)), sbr)
+	b.add(list)
+	b.throwHome()
+	b.del(list)
+	b.requireHome(before)
+
+	b.add(list)
+	b.must("DEL", b.single()) // before sbr
+	b.del(list)
+	b.requireHome(before)
+}
+
+// Another link has the NIC's name. The end fails, says so, goes on from there, and does not fail for ever.
+func TestDelWhenNameIsTaken(t *testing.T) {
+	t.Parallel()
+	for _, removed := range []bool{true, false} {
+		b := newBed(t)
+		b.host.address(nic, "10.1.2.130/25")
+		before := b.host.snapshot()
+		b.must("ADD", b.single())
+		b.host.veth(nic, b.leaf, "port2")
+
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "is on the host as amdnic0, but not as it was: another link is called eth1")
+		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses, "home in everything else")
+		require.Len(t, b.recorded(), 1)
+
+		if removed {
+			require.NoError(t, b.host.LinkDel(b.host.mustLink(nic)))
+			b.must("DEL", b.single())
+			b.must("DEL", b.single())
+			b.requireHome(before)
+			continue
+		}
+		_, _, failure = b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		log := b.must("DEL", b.single())
+		require.Contains(t, log, "The NIC is home and stays as it is")
+		require.Empty(t, b.recorded())
+		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses)
+	}
+}
+
+// The kernel does not take back what was recorded. That too is said, and not for ever.
+func TestDelWhenStateIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	changed := strings.Replace(string(data), `"mtu":1500`, `"mtu":1000000`, 1)
+	require.NotEqual(t, string(data), changed)
+	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
+	for range maxRefusals - 1 {
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "set MTU 1000000")
+		require.Equal(t, before, b.host.snapshot(), "all else is as it was")
+	}
+	require.Contains(t, b.must("DEL", b.single()), "set MTU 1000000")
+	b.requireHome(before)
+}
+
+// The namespace that the runtime names is another pod's by now, which has an interface of the same name.
+func TestDelWithAnotherPodsNamespace(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	other := newSpace(t)
+	other.veth("net1", b.leaf, "port2")
+	// It even looks as if host-device had moved it.
+	require.NoError(t, other.LinkSetAlias(other.mustLink("net1"), "eth7"))
+	otherBefore := other.snapshot()
+
+	call := b.call("DEL", b.single())
+	call.netns = other.path
+	for range 2 { // with the record, and without
+		_, _, failure := b.run(call)
+		require.Nil(t, failure)
+		b.requireHome(before)
+		require.Equal(t, otherBefore, other.snapshot())
+	}
+}
+
+// After a reboot NICs are on the host as the boot has set them up. What was recorded before does not count, and does not
+// keep a new pod from its NIC.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	b.must("ADD", b.single())
+	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
+	old, err := os.ReadFile(file)
+	require.NoError(t, err)
+	boot, err := bootID()
+	require.NoError(t, err)
+	stale := []byte(strings.Replace(string(old), boot, "00000000-0000-0000-0000-000000000000", 1))
+	require.NotEqual(t, old, stale)
+	b.must("DEL", b.single())
+
+	b.host.address(nic, "10.1.2.177/25") // by the new boot
+	before := b.host.snapshot()
+	require.NoError(t, os.WriteFile(file, stale, 0o600))
+	call := b.call("ADD", b.single())
+	call.containerID = "c2"
+	_, _, failure := b.run(call)
+	require.Nil(t, failure)
+	require.Equal(t, []string{attachment{"c2", "net1"}.file()}, b.recorded())
+	b.must("DEL", b.single()) // the old sandbox's, late
+	require.NotNil(t, b.pod.link("net1"))
+	call.verb = "DEL"
+	_, _, failure = b.run(call)
+	require.Nil(t, failure)
+	b.requireHome(before)
+
+	require.NoError(t, os.WriteFile(file, stale, 0o600))
+	b.must("DEL", b.single())
+	b.requireHome(before)
+}
+
+// A configuration that became wrong after ADD does not keep the pod from ending.
+func TestDelWithBrokenConfiguration(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	log := b.must("DEL", b.single(`"nexthopNetAddrOffset": "x", "routeDstPrefixLen": 99, "deviceID": 7, "logLevel": "loud"`))
+	require.Contains(t, log, "Parts of the configuration are ignored")
+	b.requireHome(before)
+}
+
+// ADD for a new sandbox comes before the old one's DEL, after the kernel has thrown the NIC out of the dead one.
+func TestNewSandboxBeforeOldDel(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	b.throwHome()
+	next := newSpace(t)
+	call := b.call("ADD", strings.Replace(b.single(), `"device": "eth1"`, fmt.Sprintf(`"hwaddr": %q`, b.host.mustLink("net1").Attrs().HardwareAddr), 1))
+	call.containerID, call.netns = "c2", next.path
+	_, _, failure := b.run(call)
+	require.Nil(t, failure)
+	b.must("DEL", b.single()) // the old one's
+	require.NotNil(t, next.link("net1"))
+	call.verb = "DEL"
+	_, _, failure = b.run(call)
+	require.Nil(t, failure)
+	b.requireHome(before)
+}
+
+// sbr ends with an error where the runtime has no namespace to give, so that this plugin is not called. GC, or the next
+// ADD, brings the NIC home.
+func TestChainWithoutNamespace(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	list := b.list("1.1.0", b.plugin(routeFields(1, 19)), sbr)
+	b.add(list)
+	b.throwHome()
+	path := b.pod.path
+	b.pod.path = ""
+	require.Error(t, b.tryDel(list))
+	b.pod.path = path
+	require.NotEmpty(t, b.recorded())
+	_, _, failure := b.run(rawCall{verb: "GC", conf: b.single(`"cni.dev/valid-attachments": []`)})
+	require.Nil(t, failure)
+	b.requireHome(before)
+
+	b.add(list)
+	b.throwHome()
+	require.NotNil(t, b.host.link("net1"))
+	next := newSpace(t)
+	call := b.call("ADD", strings.Replace(b.single(), `"device": "eth1"`, fmt.Sprintf(`"hwaddr": %q`, b.host.mustLink("net1").Attrs().HardwareAddr), 1))
+	call.containerID, call.netns = "c2", next.path
+	_, _, failure = b.run(call)
+	require.Nil(t, failure)
+	call.verb = "DEL"
+	_, _, failure = b.run(call)
+	require.Nil(t, failure)
+	b.requireHome(before)
+}
+
+// A device of another pod's, which resembles the NIC, is not taken for it when the NIC is nowhere.
+func TestDelLeavesWhatResemblesTheNIC(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	index := b.host.mustLink(nic).Attrs().Index
+	b.must("ADD", b.single())
+	other := newSpace(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "net1", index
+	leaf, err := netns.GetFromPath(b.leaf.path)
+	require.NoError(t, err)
+	defer leaf.Close()
+	require.NoError(t, other.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer", PeerNamespace: netlink.NsFd(leaf)}))
+	require.NoError(t, other.LinkSetAlias(other.mustLink("net1"), nic))
+	require.Equal(t, index, other.mustLink("net1").Attrs().Index)
+	held, err := os.Open(other.path) // so that the search finds it
+	require.NoError(t, err)
+	defer held.Close()
+	otherBefore := other.snapshot()
+	b.pod.die()
+	require.Eventually(t, func() bool { return b.leaf.link(port) == nil }, patience, pollInterval)
+	log := b.must("DEL", b.single())
+	require.Contains(t, log, "gone with the namespace")
+	require.Equal(t, otherBefore, other.snapshot())
+}
