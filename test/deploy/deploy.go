@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -37,14 +36,21 @@ import (
 	"github.com/cilium/networkdriver/test/lab"
 )
 
-// Agent is the name of the agent as a daemon of a node, and of its program.
-const Agent = "cilium-agent"
+// Agent and Operator are the names of these as daemons of a node, and of their programs.
+const (
+	Agent    = "cilium-agent"
+	Operator = "cilium-operator"
+)
+
+// Service accounts. On each node there is a kubeconfig for them.
+const (
+	agentAccount    = "cilium-network-driver"
+	operatorAccount = "cilium-network-driver-operator"
+)
 
 const (
-	dbg            = "cilium-dbg"
-	kubeconfigPath = "/etc/kubernetes/cilium-network-driver.kubeconfig"
-	account        = "cilium-network-driver"
-	namespace      = "kube-system"
+	dbg       = "cilium-dbg"
+	namespace = "kube-system"
 	// tokenSeconds is how long an agent's token is good for: longer than a demo is looked at.
 	tokenSeconds = 7 * 24 * 3600
 )
@@ -90,8 +96,10 @@ func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error)
 		}
 	}
 	for _, n := range l.Nodes() {
-		if err := c.writeKubeconfig(ctx, config, n); err != nil {
-			return nil, fmt.Errorf("kubeconfig of the agent on %s: %w", n.Name(), err)
+		for _, account := range []string{agentAccount, operatorAccount} {
+			if err := c.writeKubeconfig(ctx, n, account); err != nil {
+				return nil, fmt.Errorf("kubeconfig of %s on %s: %w", account, n.Name(), err)
+			}
 		}
 	}
 	return c, nil
@@ -100,7 +108,7 @@ func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error)
 // copyPrograms copies the programs into the directory that all nodes see. A file that a node runs is not written to
 // but replaced.
 func copyPrograms(from, to string) error {
-	for _, name := range []string{Agent, dbg} {
+	for _, name := range []string{Agent, Operator, dbg} {
 		data, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
 			return fmt.Errorf("%w: make build makes it", err)
@@ -116,8 +124,10 @@ func copyPrograms(from, to string) error {
 	return nil
 }
 
-// writeKubeconfig gives the node's agent an identity.
-func (c *Cluster) writeKubeconfig(ctx context.Context, config *rest.Config, n *lab.Node) error {
+func kubeconfigPath(account string) string { return "/etc/kubernetes/" + account + ".kubeconfig" }
+
+// writeKubeconfig gives what runs on the node as the service account an identity, as a pod there has it.
+func (c *Cluster) writeKubeconfig(ctx context.Context, n *lab.Node, account string) error {
 	node, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name(), metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -147,14 +157,14 @@ func (c *Cluster) writeKubeconfig(ctx context.Context, config *rest.Config, n *l
 	if err != nil {
 		return err
 	}
-	return n.WriteFile(ctx, kubeconfigPath, data, 0o600)
+	return n.WriteFile(ctx, kubeconfigPath(account), data, 0o600)
 }
 
 // StartAgent starts the agent on a node. Flags are added to those it needs there.
 func (c *Cluster) StartAgent(ctx context.Context, n *lab.Node, flags ...string) error {
 	args := append([]string{
 		filepath.Join(lab.ShareDir, Agent), "--enable-network-driver", "--node-name=" + n.Name(),
-		"--k8s-kubeconfig-path=" + kubeconfigPath, "--prometheus-serve-addr=127.0.0.1:9962",
+		"--k8s-kubeconfig-path=" + kubeconfigPath(agentAccount), "--prometheus-serve-addr=127.0.0.1:9962",
 	}, flags...)
 	return n.Start(ctx, Agent, args...)
 }
@@ -167,6 +177,21 @@ func (c *Cluster) RestartAgent(ctx context.Context, n *lab.Node, flags ...string
 		}
 	}
 	return c.StartAgent(ctx, n, flags...)
+}
+
+// StartOperator starts the operator on a node. As in a pod, it does not share its socket directory with the agent.
+func (c *Cluster) StartOperator(ctx context.Context, n *lab.Node) error {
+	return n.Start(ctx, Operator, "unshare", "--mount", "sh", "-c", fmt.Sprintf(
+		"mkdir -p /run/cilium && mount -t tmpfs operator /run/cilium && exec %s --enable-network-driver --k8s-kubeconfig-path=%s",
+		filepath.Join(lab.ShareDir, Operator), kubeconfigPath(operatorAccount)))
+}
+
+// StopOperator stops the operator on a node.
+func (c *Cluster) StopOperator(ctx context.Context, n *lab.Node) error {
+	if _, err := n.Stop(ctx, Operator); err != nil {
+		return fmt.Errorf("stop the operator on %s: %w", n.Name(), err)
+	}
+	return nil
 }
 
 // Dbg runs cilium-dbg on a node and returns what it prints.

@@ -87,8 +87,8 @@ func TestAgentRestart(t *testing.T) {
 }
 
 // TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
-// the sandbox starts, so that the hook finds the restored row; once the sandbox has started without it, and the device
-// is attached late. A pod that says that it needs the driver does not run without it.
+// the sandbox has started, so that it finds the restored row (containerd takes in no plugin while it makes a sandbox);
+// once the sandbox has started without it, and the device is attached late. A pod that says that it needs the driver does not run without it.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
@@ -109,7 +109,6 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 	m := e.mark(n, deploy.Agent)
 	require.NoError(e, e.StartAgent(e.ctx, n))
 	e.logSays(m, "Prepared devices restored", "devices=1")
-	e.logSays(m, "Connected to the container runtime through NRI")
 	resume()
 	e.running("vf")
 	e.eventually("VF", func() string { return e.hasInterface("vf", "vf0") })
