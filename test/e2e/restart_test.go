@@ -88,7 +88,8 @@ func TestAgentRestart(t *testing.T) {
 
 // TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
 // the sandbox has started, so that it finds the restored row (containerd takes in no plugin while it makes a sandbox);
-// once the sandbox has started without it, and the device is attached late. A pod that says that it needs the driver does not run without it.
+// once the sandbox has started without it, and the device is attached late. A pod that says that it needs the driver does
+// not run without it.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
