@@ -28,6 +28,7 @@ func TestClusterConfig(t *testing.T) {
 	e.atEnd(func() { require.NoError(e, e.StopOperator(e.ctx, n)) })
 
 	spec := sriovPools(vfPool("first", 0), vfPool("second", 1))
+	spec.Default()
 	config := &v2alpha1.CiliumNetworkDriverClusterConfig{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.ClusterConfigKind},
 		ObjectMeta: metav1.ObjectMeta{Name: e.className("fabric")},
