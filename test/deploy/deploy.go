@@ -60,20 +60,10 @@ type Cluster struct {
 // Install takes the programs that make build has put into a directory to the lab's nodes, and installs what the
 // cluster needs. No agent runs yet.
 func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error) {
-	config, err := l.RESTConfig()
+	c, config, err := connect(l)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Lab: l}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	c.Client = client
-	if c.Dynamic, err = dynamic.NewForConfig(config); err != nil {
-		return nil, err
-	}
-	c.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
 	if err := copyPrograms(programs, l.ShareDir()); err != nil {
 		return nil, err
 	}
@@ -93,6 +83,25 @@ func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error)
 		}
 	}
 	return c, nil
+}
+
+// connect returns the lab with clients for it.
+func connect(l *lab.Lab) (*Cluster, *rest.Config, error) {
+	config, err := l.RESTConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &Cluster{Lab: l}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.Client = client
+	if c.Dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, nil, err
+	}
+	c.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
+	return c, config, nil
 }
 
 // copyPrograms copies the programs into the directory that all nodes see. A file that a node runs is not written to
