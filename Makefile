@@ -32,10 +32,11 @@ all: build
 build: ## Build the programs into bin/.
 	$(GOBUILD) -o bin/ ./cmd/...
 
+# Without what Go itself finds out about the repository, which it does not in every kind of checkout: the version says it.
 .PHONY: images
 images: ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
 	@for arch in $(IMAGE_ARCHS); do \
-		rm -rf $(IMAGES)/linux-$$arch && GOOS=linux GOARCH=$$arch $(GOBUILD) -o $(IMAGES)/linux-$$arch/ ./cmd/... || exit 1; \
+		rm -rf $(IMAGES)/linux-$$arch && GOOS=linux GOARCH=$$arch $(GOBUILD) -buildvcs=false -o $(IMAGES)/linux-$$arch/ ./cmd/... || exit 1; \
 	done
 	@$(GO) run ./images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
 		--arch "$(IMAGE_ARCHS)"
