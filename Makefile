@@ -15,12 +15,18 @@ LAB := bin/lab
 NODES ?= 1
 FUZZTIME ?= 1m
 CRASH ?= 50x20
+CHART := install/helm/cilium-network-driver
+CILIUMNODE := install/kubernetes/ciliumnode-crd.yaml
+# The images' tag is the chart's unless another is given.
+IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
+IMAGE_ARCHS ?= amd64 arm64
+IMAGES := _out/images
 # The packages with unit tests, and all packages.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
-PKGS := $(UNIT) ./install/... ./test/deploy/... ./test/demo/... ./test/e2e/...
+UNIT := ./api/... ./cmd/... ./images/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
+PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/demo/... ./test/e2e/...
 # The packages with tests against a real API server, which are named TestAPI.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/lab
+	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/lab
 
 .PHONY: all
 all: build
@@ -28,6 +34,15 @@ all: build
 .PHONY: build
 build: ## Build the programs into bin/.
 	$(GOBUILD) -o bin/ ./cmd/...
+
+# Without what Go itself finds out about the repository, which it does not in every kind of checkout: the version says it.
+.PHONY: images
+images: ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
+	@for arch in $(IMAGE_ARCHS); do \
+		rm -rf $(IMAGES)/linux-$$arch && GOOS=linux GOARCH=$$arch $(GOBUILD) -buildvcs=false -o $(IMAGES)/linux-$$arch/ ./cmd/... || exit 1; \
+	done
+	@$(GO) run ./images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
+		--arch "$(IMAGE_ARCHS)"
 
 $(LAB): FORCE
 	@$(GOBUILD) -o $@ ./test/lab/cmd/lab
@@ -48,17 +63,21 @@ lint: ## gofmt, go vet, staticcheck, licence headers.
 	$(GO) tool staticcheck $(PKGS)
 
 .PHONY: generate
-generate: ## Generate deepcopy functions and CRDs from the API types.
+generate: ## Generate deepcopy functions and CRDs from the API types, and the chart's copies of the CRDs.
 	$(GO) tool controller-gen object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
 	$(GO) tool controller-gen crd paths=./api/v2alpha1 output:crd:dir=./api/crds
+	cp api/crds/*.yaml $(CHART)/files/crds/
+	$(if $(wildcard $(CILIUMNODE)),cp $(CILIUMNODE) $(CHART)/files/)
 
 .PHONY: check-generate
 check-generate: generate ## Fail when generated files are not up to date.
-	@diff=$$(git status --porcelain -- api); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- api | head -50; exit 1; fi
+	@diff=$$(git status --porcelain -- api $(CHART)/files); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- api $(CHART)/files | head -50; exit 1; fi
 
 .PHONY: test-unit
-test-unit: ## Unit, cell and privileged tests, with the race detector. Privileged ones run as root.
-	CGO_ENABLED=1 NETWORKDRIVER_REQUIRE=$$([ $$(id -u) = 0 ] && echo privileged) $(GO) test -race $(UNIT)
+test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
+test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's. Privileged ones run as root.
+	CGO_ENABLED=1 $(GO) test -race $(UNIT)
+	$(GO) test ./test/chart
 
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each. Not part of make test: the engine takes minutes to compile.

@@ -93,10 +93,14 @@ func Reachable(ctx context.Context, skip ID) iter.Seq[*Namespace] {
 			seen[ns.ID] = true
 			return yield(ns)
 		}
-		for _, pattern := range []string{"run/netns/*", "var/run/netns/*", "proc/[0-9]*/ns/net"} {
-			paths, _ := filepath.Glob(filepath.Join("/", pattern))
+		for _, place := range []struct{ pattern, below string }{
+			{"/run/netns/*", ""}, {"/var/run/netns/*", ""},
+			// A process's directory of namespaces may be searched by other users but not listed.
+			{"/proc/[0-9]*", "ns/net"},
+		} {
+			paths, _ := filepath.Glob(place.pattern)
 			for _, path := range paths {
-				if ctx.Err() != nil || !visit(path) {
+				if ctx.Err() != nil || !visit(filepath.Join(path, place.below)) {
 					return
 				}
 			}
