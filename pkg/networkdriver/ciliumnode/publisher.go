@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -52,6 +53,11 @@ type Publisher struct {
 	name   string
 	// applied is what was applied last; it belongs to Run.
 	applied *metav1.PartialObjectMetadata
+
+	mu     sync.Mutex // guards the fields below
+	events uint64     // what the watch of the CiliumNode has told so far
+	// answer is the object as the API server gave it back, if the watch has told nothing since the request was sent.
+	answer *metav1.PartialObjectMetadata
 }
 
 // NewPublisher returns a publisher for the node of a name that does nothing until Run.
@@ -66,11 +72,23 @@ func NewPublisher(log *slog.Logger, config *rest.Config, name string) (*Publishe
 // Run publishes until ctx ends. It is a job for Hive.
 func (p *Publisher) Run(ctx context.Context, health cell.Health) error {
 	changed := make(chan struct{}, 1)
-	node, err := p.follow(ctx, nodes, changed)
+	tell := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	node, err := p.follow(ctx, nodes, tell)
 	if err != nil {
 		return err
 	}
-	published, err := p.follow(ctx, ciliumNodes, changed)
+	published, err := p.follow(ctx, ciliumNodes, func() {
+		p.mu.Lock()
+		p.events++
+		p.answer = nil
+		p.mu.Unlock()
+		tell()
+	})
 	if err != nil {
 		return err
 	}
@@ -80,7 +98,7 @@ func (p *Publisher) Run(ctx context.Context, health cell.Health) error {
 	backoff := retry
 	for {
 		var again <-chan time.Time
-		if err := p.publish(ctx, object(node.GetStore()), object(published.GetStore())); err != nil && ctx.Err() == nil {
+		if err := p.publish(ctx, object(node.GetStore()), p.current(published.GetStore())); err != nil && ctx.Err() == nil {
 			delay := backoff.Step()
 			again = time.After(delay)
 			p.log.Warn("CiliumNode cannot be written, trying again", "error", err, "retryAfter", delay.Round(time.Second))
@@ -98,18 +116,12 @@ func (p *Publisher) Run(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// follow starts to watch the object of the node's name, and tells of changes.
-func (p *Publisher) follow(ctx context.Context, resource schema.GroupVersionResource, changed chan<- struct{}) (cache.SharedIndexInformer, error) {
+// follow starts to watch the object of the node's name, and tells of changes when the store has them.
+func (p *Publisher) follow(ctx context.Context, resource schema.GroupVersionResource, tell func()) (cache.SharedIndexInformer, error) {
 	informer := metadatainformer.NewFilteredMetadataInformer(p.client, resource, metav1.NamespaceAll, 0, cache.Indexers{},
 		func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, p.name).String()
 		}).Informer()
-	tell := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() },
 	})
@@ -149,6 +161,16 @@ func object(store cache.Store) *metav1.PartialObjectMetadata {
 	return nil
 }
 
+// current returns the CiliumNode as far as it is known, or nil.
+func (p *Publisher) current(store cache.Store) *metav1.PartialObjectMetadata {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.answer != nil {
+		return p.answer
+	}
+	return object(store)
+}
+
 // publish applies what the CiliumNode should be, unless it is so.
 func (p *Publisher) publish(ctx context.Context, node, published *metav1.PartialObjectMetadata) error {
 	if node == nil {
@@ -171,13 +193,21 @@ func (p *Publisher) publish(ctx context.Context, node, published *metav1.Partial
 	if err != nil {
 		return err
 	}
+	p.mu.Lock()
+	events := p.events
+	p.mu.Unlock()
 	force := true
-	_, err = p.client.Resource(ciliumNodes).Patch(ctx, p.name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+	answer, err := p.client.Resource(ciliumNodes).Patch(ctx, p.name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", v2alpha1.CiliumNodeKind, p.name, err)
 	}
 	p.log.Info("CiliumNode has the labels of the node", "labels", len(want.Labels))
 	p.applied = want
+	p.mu.Lock()
+	if p.events == events {
+		p.answer = answer
+	}
+	p.mu.Unlock()
 	return nil
 }
 
