@@ -53,7 +53,8 @@ setup: ## Check for the few Debian packages that building and testing need, and 
 	@./test/setup.sh
 
 .PHONY: test
-test: setup lint check-generate test-unit test-integration test-e2e ## Run every test, as CI does.
+test: FUZZTIME = 3000x
+test: setup lint check-generate test-unit test-fuzz test-integration test-e2e ## Run every test, as CI does.
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, licence headers.
@@ -80,7 +81,7 @@ test-unit: ## Unit, cell and privileged tests, with the race detector but for th
 	$(GO) test ./test/chart
 
 .PHONY: test-fuzz
-test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each. Not part of make test: the engine takes minutes to compile.
+test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each; briefly as a part of make test.
 	$(GO) test -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
 	$(GO) test -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
 	$(GO) test -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice

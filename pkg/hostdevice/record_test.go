@@ -284,7 +284,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	f.Fuzz(requireRecordSound)
 }
 
-// A brief run without the fuzzing engine, which takes minutes to compile.
+// A run without the fuzzing engine, which anyone can repeat: the inputs are the same each time.
 func TestRecordsOfAnyContent(t *testing.T) { mutate(t, recordSeeds(), requireRecordSound) }
 
 // mutate calls a check with changed seeds: bytes changed, removed, repeated, and put in from other seeds.
