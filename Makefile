@@ -8,10 +8,11 @@ VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # One set of flags for everything but the race detector, the lab's Kubernetes included, so that each package is compiled
 # once.
 export CGO_ENABLED := 0
-export GOFLAGS := $(GOFLAGS) -trimpath
 # grpcnotrace leaves out the debug pages of grpc, and with them what keeps the linker from removing unused code.
-GOBUILD := $(GO) build -tags grpcnotrace -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
+export GOFLAGS := $(GOFLAGS) -trimpath -tags=grpcnotrace
+GOBUILD := $(GO) build -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
 LAB := bin/lab
+HELM := bin/helm
 NODES ?= 1
 FUZZTIME ?= 1m
 CRASH ?= 50x20
@@ -46,6 +47,8 @@ images: ## Pack agent and operator into container images for each architecture, 
 
 $(LAB): FORCE
 	@$(GOBUILD) -o $@ ./test/lab/cmd/lab
+$(HELM): FORCE
+	@$(GOBUILD) -o $@ helm.sh/helm/v4/cmd/helm
 FORCE:
 
 .PHONY: setup
@@ -96,7 +99,8 @@ test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -count=1 -p 1 -run '^TestAPI' $(API)
 
 .PHONY: test-e2e
-test-e2e: build $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
+test-e2e: IMAGE_ARCHS = amd64
+test-e2e: build images $(HELM) $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
 	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m -parallel 2 ./test/e2e
 
@@ -115,7 +119,8 @@ bench-api: $(LAB) ## The operator over 5,000 nodes and 50 cluster configs on a r
 	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
 
 .PHONY: demo
-demo: setup build $(LAB) ## Boot a cluster with emulated SR-IOV, use the driver in it, and leave it up. NODES=2 for two nodes.
+demo: IMAGE_ARCHS = amd64
+demo: setup images $(HELM) $(LAB) ## Boot a cluster with emulated SR-IOV, use the driver in it, and leave it up. NODES=2 for two nodes.
 	$(LAB) build
 	$(GO) run ./test/demo --nodes $(NODES)
 

@@ -21,7 +21,7 @@ import (
 type component struct {
 	name     string
 	packages []string          // what to build
-	tags     string            // build tags
+	tags     string            // build tags besides those of all
 	ldflags  string            // besides those that strip
 	links    map[string]string // further names of a program
 	version  string            // another version than the pinned one
@@ -118,9 +118,7 @@ func (b *builder) build(ctx context.Context, c component) (string, error) {
 			}
 		}
 		args := []string{"build", "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + c.ldflags), "-o", out + "/"}
-		if c.tags != "" {
-			args = append(args, "-tags", c.tags)
-		}
+		args = append(args, "-tags", strings.TrimSuffix(buildTag+","+c.tags, ","))
 		if err := run(ctx, dir, goEnv, "go", append(args, c.packages...)...); err != nil {
 			return err
 		}
@@ -132,6 +130,10 @@ func (b *builder) build(ctx context.Context, c component) (string, error) {
 		return nil
 	})
 }
+
+// buildTag is what the Makefile has for all programs of the repository: with the same flags and the same versions of
+// modules, a package that several programs have is compiled once.
+const buildTag = "grpcnotrace"
 
 // goEnv keeps the user's settings for other work out of the build.
 var goEnv = []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}
