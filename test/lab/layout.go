@@ -29,7 +29,7 @@ func newLayout(network *controlPlaneNetwork) (layout, error) {
 		return layout{
 			host: network.addresses[0], bind: "0.0.0.0", advertise: network.advertise,
 			hosts:   append([]string{network.advertise}, network.addresses...),
-			apiPort: 6443, etcdPort: 2379, peerPort: 2380, schedulerPort: 10259, managerPort: 10257,
+			apiPort: 443, etcdPort: 2379, peerPort: 2380, schedulerPort: 10259, managerPort: 10257,
 			reconciler: "lease",
 		}, nil
 	}
@@ -72,7 +72,7 @@ func (cp *ControlPlane) writeFiles(l layout) error {
 	if cp.ca, err = pki.New(cp.pkiDir()); err != nil {
 		return err
 	}
-	hosts := append([]string{"localhost", "127.0.0.1", "kubernetes.default.svc", "10.96.0.1"}, l.hosts...)
+	hosts := append([]string{"localhost", "127.0.0.1", "kubernetes.default.svc", serviceAddress}, l.hosts...)
 	if err := cp.ca.WriteServing(cp.pkiDir(), "apiserver", hosts...); err != nil {
 		return err
 	}

@@ -26,6 +26,10 @@ const (
 	managementAddress = "10.88.0.1"
 	managementPrefix  = 24
 	hostLinkName      = "host0" // the namespace's end of the link to the host
+
+	// serviceAddress is the cluster IP of the Service kubernetes, by which pods reach the API server. It is an address of
+	// the control plane, so that it needs no kube-proxy; other Services have none.
+	serviceAddress = "10.96.0.1"
 )
 
 // network is a lab's place in this machine's networks.
@@ -81,6 +85,9 @@ func (n *network) fill(id uint32) error {
 		}
 		if name == managementBridge {
 			if err := addAddress(inside, bridge, managementAddress, managementPrefix); err != nil {
+				return err
+			}
+			if err := addAddress(inside, bridge, serviceAddress, 32); err != nil {
 				return err
 			}
 		}

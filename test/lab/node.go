@@ -325,7 +325,7 @@ func (n *Node) prepare(ctx context.Context) error {
 
 // files returns the node's configuration files.
 func (n *Node) files() (map[string][]byte, error) {
-	server := "https://" + managementAddress + ":6443"
+	server := "https://" + managementAddress
 	kubelet, err := n.lab.cp.ca.Kubeconfig(server, "system:node:"+n.Name(), "system:nodes")
 	if err != nil {
 		return nil, err
