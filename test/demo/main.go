@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -42,36 +41,43 @@ func run(ctx context.Context, nodes int) error {
 	if err != nil {
 		return err
 	}
-	c, err := deploy.Install(ctx, l, "bin")
+	c, err := deploy.Connect(l)
 	if err != nil {
 		return err
 	}
-	for _, n := range l.Nodes() {
-		if err := c.RestartAgent(ctx, n); err != nil {
-			return err
-		}
+	if err := c.ImportImages(ctx, filepath.Join("_out", "images")); err != nil {
+		return err
 	}
 	d := &demo{Cluster: c}
+	if err := d.install(ctx); err != nil {
+		return err
+	}
 	if err := d.use(ctx); err != nil {
 		return err
 	}
 	return d.show(ctx)
 }
 
-// demo uses the driver as a user would, by kubectl.
+// demo uses the driver as a user would, by helm and kubectl.
 type demo struct {
 	*deploy.Cluster
-	env string
+}
+
+// install installs the driver by its chart.
+func (d *demo) install(ctx context.Context) error {
+	for _, command := range []string{
+		"helm upgrade --install network-driver ./install/helm/cilium-network-driver -n kube-system --set networkDriver.enabled=true",
+		"kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m",
+	} {
+		if err := d.shell(ctx, command); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // use applies the examples and waits for their pods.
 func (d *demo) use(ctx context.Context) error {
-	var env strings.Builder
-	if err := d.WriteEnv(&env); err != nil {
-		return err
-	}
-	d.env = env.String()
-
 	config, err := os.ReadFile("examples/nodeconfig-both.yaml")
 	if err != nil {
 		return fmt.Errorf("run the demo in the repository: %w", err)
@@ -119,23 +125,24 @@ func (d *demo) show(ctx context.Context) error {
 			return err
 		}
 		fmt.Printf("\n### What the agent on %s knows\n", n.Name())
-		if err := d.onNode(ctx, n, filepath.Join(lab.ShareDir, "cilium-dbg")+" networkdriver"); err != nil {
+		// The agent on a node is asked by the name of its pod.
+		agent := fmt.Sprintf("$(kubectl -n kube-system get pod -o name -l app.kubernetes.io/component=agent --field-selector spec.nodeName=%s)", n.Name())
+		exec := "kubectl -n kube-system exec " + agent + " -c cilium-agent -- cilium-dbg "
+		if err := d.shell(ctx, exec+"networkdriver"); err != nil {
 			return err
 		}
 		for _, table := range []string{"networkdriver-dra-devices", "networkdriver-dra-allocations"} {
 			fmt.Printf("\n### StateDB table %s on %s\n", table, n.Name())
-			out, err := d.Dbg(ctx, n, "statedb", table)
-			if err != nil {
+			if err := d.shell(ctx, exec+"statedb "+table+" | sed -n 1,40p"); err != nil {
 				return err
 			}
-			fmt.Println(shorten(out, 40))
 		}
 	}
 	fmt.Print(`
 The cluster is up. Use it:    eval $(bin/lab env)
                               kubectl get pods
 A shell command on a node:    bin/lab exec node1 -- 'ip link'
-The agent's state:            bin/lab exec node1 -- /share/cilium-dbg networkdriver
+The agent's state:            kubectl -n kube-system exec ds/cilium-network-driver -c cilium-agent -- cilium-dbg networkdriver
 Logs:                         bin/lab logs
 Stop it:                      make demo-down
 `)
@@ -147,9 +154,7 @@ func (d *demo) shell(ctx context.Context, command string) error {
 	fmt.Println("$", strings.TrimPrefix(command, "! "))
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-c", d.env+command)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
-	if err := cmd.Run(); err != nil {
+	if _, err := d.Shell(ctx, ".", command, os.Stdout); err != nil {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	return nil
@@ -160,13 +165,4 @@ func (d *demo) onNode(ctx context.Context, n *lab.Node, command string) error {
 	out, err := n.Run(ctx, command)
 	fmt.Println(out)
 	return err
-}
-
-// shorten cuts a long text after some lines and says so.
-func shorten(s string, lines int) string {
-	all := strings.Split(s, "\n")
-	if len(all) <= lines {
-		return s
-	}
-	return strings.Join(all[:lines], "\n") + fmt.Sprintf("\n... and %d more lines", len(all)-lines)
 }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -52,20 +54,25 @@ const (
 	dbg       = "cilium-dbg"
 	namespace = "kube-system"
 	// tokenSeconds is how long an agent's token is good for: longer than a demo is looked at.
-	tokenSeconds = 7 * 24 * 3600
+	tokenSeconds  = 7 * 24 * 3600
+	ciliumNodeCRD = "ciliumnodes.cilium.io"
 )
 
-// Cluster is a lab in which the driver is installed.
+// Cluster is a lab's cluster, for the driver to be installed in.
 type Cluster struct {
 	*lab.Lab
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
-	mapper  *restmapper.DeferredDiscoveryRESTMapper
+
+	extensions *apiextensionsclient.ApiextensionsV1Client
+	mapper     *restmapper.DeferredDiscoveryRESTMapper
 }
 
-// Install takes the programs that make build has put into a directory to the lab's nodes, and installs what the
-// cluster needs. No agent runs yet.
-func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error) {
+// neededManifests are what agent and operator need in a cluster, besides the driver's CRDs.
+var neededManifests = [][]byte{manifests.CiliumNodeCRD, manifests.RBAC, manifests.OperatorRBAC}
+
+// Connect returns a lab's cluster, in which there is no driver yet.
+func Connect(l *lab.Lab) (*Cluster, error) {
 	config, err := l.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -79,30 +86,75 @@ func Install(ctx context.Context, l *lab.Lab, programs string) (*Cluster, error)
 	if c.Dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return nil, err
 	}
+	if c.extensions, err = apiextensionsclient.NewForConfig(config); err != nil {
+		return nil, err
+	}
 	c.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery()))
-	if err := copyPrograms(programs, l.ShareDir()); err != nil {
-		return nil, err
+	return c, nil
+}
+
+// Install takes the programs that make build has put into a directory to the lab's nodes, to be run there as daemons,
+// and installs what the cluster needs. No agent runs yet.
+func (c *Cluster) Install(ctx context.Context, programs string) error {
+	if err := copyPrograms(programs, c.ShareDir()); err != nil {
+		return err
 	}
-	extensions, err := apiextensionsclient.NewForConfig(config)
-	if err != nil {
-		return nil, err
+	if err := crds.Install(ctx, c.extensions); err != nil {
+		return err
 	}
-	if err := crds.Install(ctx, extensions); err != nil {
-		return nil, err
-	}
-	for _, manifest := range [][]byte{manifests.CiliumNodeCRD, manifests.RBAC, manifests.OperatorRBAC} {
+	for _, manifest := range neededManifests {
 		if err := c.Apply(ctx, manifest); err != nil {
-			return nil, fmt.Errorf("install what agent and operator need: %w", err)
+			return fmt.Errorf("install what agent and operator need: %w", err)
 		}
 	}
-	for _, n := range l.Nodes() {
+	for _, n := range c.Nodes() {
 		for _, account := range []string{agentAccount, operatorAccount} {
 			if err := c.writeKubeconfig(ctx, n, account); err != nil {
-				return nil, fmt.Errorf("kubeconfig of %s on %s: %w", account, n.Name(), err)
+				return fmt.Errorf("kubeconfig of %s on %s: %w", account, n.Name(), err)
 			}
 		}
 	}
-	return c, nil
+	return nil
+}
+
+// Uninstall stops the agents on all nodes and deletes what Install has made in the cluster.
+func (c *Cluster) Uninstall(ctx context.Context) error {
+	for _, n := range c.Nodes() {
+		if state, err := n.Process(ctx, Agent); err == nil && state.Running {
+			if _, err := n.Stop(ctx, Agent); err != nil {
+				return fmt.Errorf("stop the agent on %s: %w", n.Name(), err)
+			}
+		}
+	}
+	for _, manifest := range neededManifests {
+		if err := c.Delete(ctx, manifest); err != nil {
+			return fmt.Errorf("delete what agent and operator need: %w", err)
+		}
+	}
+	return c.DeleteCRDs(ctx)
+}
+
+// DeleteCRDs deletes the CRDs that the driver uses with all objects of theirs, and returns when they are gone.
+func (c *Cluster) DeleteCRDs(ctx context.Context) error {
+	names := []string{ciliumNodeCRD}
+	for _, crd := range crds.Objects() {
+		names = append(names, crd.Name)
+	}
+	for _, name := range names {
+		definitions := c.extensions.CustomResourceDefinitions()
+		err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			err := definitions.Delete(ctx, name, metav1.DeleteOptions{})
+			if apierrors.IsNotFound(err) {
+				return true, nil
+			}
+			return false, err
+		})
+		if err != nil {
+			return fmt.Errorf("delete CRD %s: %w", name, err)
+		}
+	}
+	c.mapper.Reset()
+	return nil
 }
 
 // copyPrograms copies the programs into the directory that all nodes see. A file that a node runs is not written to

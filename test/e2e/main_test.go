@@ -60,7 +60,11 @@ func run(m *testing.M) int {
 			}
 		}()
 	}
-	if cluster, err = deploy.Install(ctx, l, filepath.FromSlash("../../bin")); err != nil {
+	if cluster, err = deploy.Connect(l); err != nil {
+		fmt.Fprintln(os.Stderr, "connect to the cluster:", err)
+		return 1
+	}
+	if err := installDaemons(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "install the driver:", err)
 		return 1
 	}
@@ -72,12 +76,25 @@ func run(m *testing.M) int {
 			return 1
 		}
 		freeNodes <- n
-		if err := cluster.RestartAgent(ctx, n); err != nil {
-			fmt.Fprintln(os.Stderr, "start the agent:", err)
-			return 1
-		}
 	}
 	return m.Run()
+}
+
+// repository is the repository's directory.
+var repository = filepath.FromSlash("../..")
+
+// installDaemons installs the driver as most tests have it: with an agent on each node that is no pod, and that a test
+// can stop, kill and start at will.
+func installDaemons(ctx context.Context) error {
+	if err := cluster.Install(ctx, filepath.Join(repository, "bin")); err != nil {
+		return err
+	}
+	for _, n := range cluster.Nodes() {
+		if err := cluster.RestartAgent(ctx, n); err != nil {
+			return fmt.Errorf("start the agent: %w", err)
+		}
+	}
+	return nil
 }
 
 // up starts the cluster, or takes the one that an earlier run kept.

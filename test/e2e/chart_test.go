@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cilium/networkdriver/test/lab"
+)
+
+// install is how the documentation installs the driver, and waits for it.
+const install = `
+helm upgrade --install network-driver ./install/helm/cilium-network-driver -n kube-system \
+  --set networkDriver.enabled=true
+kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m
+kubectl -n kube-system rollout status deployment/cilium-network-driver-operator --timeout=5m`
+
+// TestChart is the driver as users have it: images and chart, helm and kubectl, all values at their defaults.
+func TestChart(t *testing.T) {
+	e := startEverywhere(t)
+	e.ns = metav1.NamespaceDefault
+	for _, n := range e.nodes {
+		e.removeVFs(n)
+	}
+	e.guardChart()
+	require.NoError(e, e.ImportImages(e.ctx, filepath.Join(repository, "_out", "images")))
+
+	out := e.user(install)
+	require.Contains(e, out, "kubectl get ndcc,ndnc", "the notes tell what to do next")
+	e.user("kubectl apply -f examples/deviceclasses.yaml -f examples/claimtemplates.yaml")
+	for _, step := range []struct {
+		name string
+		run  func(*T)
+	}{
+		{"Examples", (*T).runExamples},
+		{"Upgrade", (*T).upgradeUnderPods},
+		{"Privileges", (*T).dropPrivileges},
+		{"Uninstall", (*T).uninstall},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			s := *e
+			s.T, s.ctx = t, t.Context()
+			step.run(&s)
+		}) {
+			return
+		}
+	}
+}
+
+// guardChart takes the daemons' place for the test's time, and checks at its end that the nodes are as they were.
+func (e *T) guardChart() {
+	e.Helper()
+	before := map[string]hostState{}
+	for _, n := range e.nodes {
+		before[n.Name()] = e.hostState(n)
+	}
+	require.NoError(e, e.Uninstall(e.ctx))
+	e.atEnd(func() {
+		if e.Failed() {
+			e.dump()
+			out, _ := e.Shell(e.ctx, repository, `kubectl get pods,ndcc,ndnc,resourceslices,resourceclaims -A -o wide
+for pod in $(kubectl -n kube-system get pods -o name); do
+  kubectl -n kube-system describe $pod | tail -n 30; kubectl -n kube-system logs $pod --tail=40 || true
+done`, nil)
+			e.Logf("--- the cluster:\n%s", out)
+		}
+		e.user(`kubectl delete pods,resourceclaimtemplates,resourceclaims --all --timeout=3m
+kubectl delete deviceclasses --all
+helm uninstall network-driver -n kube-system --ignore-not-found --wait --timeout=3m
+kubectl label nodes --all node-role-`)
+		for _, n := range e.nodes {
+			e.requireRestored(n, before[n.Name()])
+		}
+		require.NoError(e, e.DeleteCRDs(e.ctx))
+		require.NoError(e, installDaemons(e.ctx))
+	})
+}
+
+// user runs what a user of the cluster would, in the repository's directory; it must succeed.
+func (e *T) user(script string) string {
+	e.Helper()
+	out, err := e.Shell(e.ctx, repository, script, nil)
+	require.NoError(e, err, "%s\n%s", script, out)
+	return out
+}
+
+// runExamples runs all examples as they are.
+func (e *T) runExamples() {
+	node1 := e.node.Name()
+	e.user("kubectl apply -f examples/nodeconfig-dummy.yaml")
+	e.waitDevices(node1, "fast-net", 3)
+	e.user("kubectl apply -f examples/pod-dummy.yaml")
+	e.running("dummy")
+	require.Empty(e, e.hasInterface("dummy", "net1"))
+	e.deletePods("dummy")
+
+	e.user("kubectl apply -f examples/nodeconfig-sriov.yaml")
+	e.waitDevices(node1, "fast-net", 0)
+	e.waitDevices(node1, "sriov-pool", vfCount)
+	e.user("kubectl apply -f examples/two-requests.yaml -f examples/class-parameters.yaml")
+	e.running("two-vfs", "class-parameters")
+	for pod, interfaces := range map[string][]string{"two-vfs": {"left0", "right0"}, "class-parameters": {"fast0"}} {
+		for _, name := range interfaces {
+			require.Empty(e, e.hasInterface(pod, name))
+		}
+	}
+	require.Equal(e, []int{0, 1001, 1001, 1001}, e.vlans(e.nodes[0]))
+	e.deletePods("two-vfs", "class-parameters")
+
+	e.user("kubectl apply -f examples/nodeconfig-both.yaml")
+	e.waitDevices(node1, "fast-net", 3)
+	e.user("kubectl apply -f examples/first-available.yaml")
+	e.running("vf-or-dummy")
+	require.Empty(e, e.hasInterface("vf-or-dummy", "net1"))
+	require.Equal(e, []int{0, 0, 0, 1001}, e.vlans(e.nodes[0]), "it got the VF, which comes first")
+	e.deletePods("vf-or-dummy")
+
+	// The other node gets its configuration by the operator.
+	node2 := e.nodes[1].Name()
+	e.user("kubectl label node " + node2 + " node-role=sriov-worker; kubectl apply -f examples/clusterconfig.yaml")
+	e.waitDevices(node2, "sriov-pool", vfCount)
+	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + node1 + " ndnc/" + node2)
+}
+
+// vlans returns the VLANs of a node's VFs, sorted.
+func (e *T) vlans(n *lab.Node) []int {
+	e.Helper()
+	var vlans []int
+	for _, vf := range e.hostState(n).VFs {
+		vlans = append(vlans, vf.VLAN)
+	}
+	slices.Sort(vlans)
+	return vlans
+}
+
+// upgradeUnderPods changes a value of the release while pods of both nodes use devices.
+func (e *T) upgradeUnderPods() {
+	before := map[string]hostState{}
+	for _, n := range e.nodes {
+		before[n.Name()] = e.hostState(n)
+	}
+	e.user("kubectl apply -f examples/pods-vlan.yaml -f examples/pod-dummy.yaml")
+	interfaces := map[string]string{"app-a": "sriov0", "app-b": "sriov0", "app-c": "sriov0", "dummy": "net1"}
+	pods := slices.Sorted(maps.Keys(interfaces))
+	e.running(pods...)
+	e.reaches("app-a", "192.0.2.2")
+	e.doesNotReach("app-a", "192.0.2.3")
+	used := func() map[string]string {
+		state := map[string]string{}
+		for pod, name := range interfaces {
+			object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
+			require.NoError(e, err)
+			state[pod] = fmt.Sprint(object.UID, object.Status.ContainerStatuses[0].RestartCount, e.mustInPod(pod, "ip -o -d link show "+name))
+		}
+		for _, n := range e.nodes {
+			state[n.Name()] = fmt.Sprintf("%+v", e.hostState(n))
+			state["rows of "+n.Name()] = e.agentSays(n, "cilium-dbg statedb networkdriver-dra-allocations")
+		}
+		return state
+	}
+	was := used()
+	agents := e.agentPods()
+
+	e.user(`helm upgrade network-driver ./install/helm/cilium-network-driver -n kube-system --reuse-values --set debug=true
+kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m`)
+	for node, pod := range e.agentPods() {
+		require.NotEqual(e, agents[node].UID, pod.UID, "the agent of %s is another", node)
+		require.Zero(e, pod.Status.ContainerStatuses[0].RestartCount)
+	}
+	require.Empty(e, cmp.Diff(was, used()), "what pods use, and what the agents know of it")
+	e.reaches("app-a", "192.0.2.2")
+	e.doesNotReach("app-a", "192.0.2.3")
+
+	e.user("kubectl apply -f examples/first-available.yaml")
+	e.running("vf-or-dummy")
+	e.deletePods(append(pods, "vf-or-dummy")...)
+	for _, n := range e.nodes {
+		e.requireRestored(n, before[n.Name()])
+		require.JSONEq(e, "[]", e.agentSays(n, "cilium-dbg statedb networkdriver-dra-allocations"))
+	}
+}
+
+// agentPods returns the agents of all nodes by these.
+func (e *T) agentPods() map[string]corev1.Pod {
+	e.Helper()
+	list, err := e.Client.CoreV1().Pods("kube-system").List(e.ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=cilium-network-driver,app.kubernetes.io/component=agent",
+	})
+	require.NoError(e, err)
+	require.Len(e, list.Items, len(e.nodes))
+	pods := map[string]corev1.Pod{}
+	for _, pod := range list.Items {
+		pods[pod.Spec.NodeName] = pod
+	}
+	return pods
+}
+
+// agentSays runs a command in the agent's container on a node.
+func (e *T) agentSays(n *lab.Node, command string) string {
+	e.Helper()
+	return e.user(fmt.Sprintf("kubectl -n kube-system exec %s -c cilium-agent -- %s", e.agentPods()[n.Name()].Name, command))
+}
+
+// uninstall removes the release: it says what stays, and the nodes are as they were.
+func (e *T) uninstall() {
+	out := e.user("helm uninstall network-driver -n kube-system --wait --timeout=3m")
+	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnodes.cilium.io"} {
+		require.Contains(e, out, name, "it is said to stay")
+	}
+	e.user("kubectl get ndnc/node1 ndcc/sriov-workers")
+	for _, n := range e.nodes {
+		e.eventually("slices of "+n.Name(), func() string {
+			if s := e.slices(n.Name()); len(s) > 0 {
+				return fmt.Sprintf("%d are left", len(s))
+			}
+			return ""
+		})
+	}
+	left := strings.Fields(e.user("kubectl -n kube-system get pods,secrets,configmaps,serviceaccounts,leases -o name"))
+	left = slices.DeleteFunc(left, func(name string) bool { return !strings.Contains(name, "network-driver") })
+	require.Empty(e, left)
+	require.Empty(e, e.user("kubectl get clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings -l app.kubernetes.io/name=cilium-network-driver -o name"))
+}
