@@ -17,6 +17,8 @@ FUZZTIME ?= 1m
 CRASH ?= 50x20
 CHART := install/helm/cilium-network-driver
 CILIUMNODE := install/kubernetes/ciliumnode-crd.yaml
+# Where make generate writes.
+GENERATED := api $(CHART)/files Documentation/api.md
 # The images' tag is the chart's unless another is given.
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
@@ -64,15 +66,17 @@ lint: ## gofmt, go vet, staticcheck, licence headers.
 	$(GO) tool staticcheck $(PKGS)
 
 .PHONY: generate
-generate: ## Generate deepcopy functions and CRDs from the API types, and the chart's copies of the CRDs.
+generate: ## Generate deepcopy functions, CRDs and their page in Documentation from the API types, and the chart's copies of the CRDs.
 	$(GO) tool controller-gen object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
 	$(GO) tool controller-gen crd paths=./api/v2alpha1 output:crd:dir=./api/crds
 	cp api/crds/*.yaml $(CHART)/files/crds/
+	$(GO) tool crd-ref-docs --config api/docs/config.yaml --templates-dir api/docs/templates --renderer markdown \
+		--source-path api/v2alpha1 --output-path Documentation/api.md --log-level ERROR
 	$(if $(wildcard $(CILIUMNODE)),cp $(CILIUMNODE) $(CHART)/files/)
 
 .PHONY: check-generate
 check-generate: generate ## Fail when generated files are not up to date.
-	@diff=$$(git status --porcelain -- api $(CHART)/files); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- api $(CHART)/files | head -50; exit 1; fi
+	@diff=$$(git status --porcelain -- $(GENERATED)); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- $(GENERATED) | head -50; exit 1; fi
 
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
