@@ -25,10 +25,10 @@ IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 # The packages with unit tests, and all packages.
 UNIT := ./api/... ./cmd/... ./images/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
-PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/demo/... ./test/e2e/...
+PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/docs/... ./test/demo/... ./test/e2e/...
 # The packages with tests against a real API server, which are named TestAPI.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/lab
+	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/docs ./test/lab
 
 .PHONY: all
 all: build
@@ -80,9 +80,9 @@ check-generate: generate ## Fail when generated files are not up to date.
 
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
-test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's. Privileged ones run as root.
+test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's and the pages'. Privileged ones run as root.
 	CGO_ENABLED=1 $(GO) test -race $(UNIT)
-	$(GO) test ./test/chart
+	$(GO) test ./test/chart ./test/docs
 
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each; briefly as a part of make test.
