@@ -269,3 +269,37 @@ func TestMetrics(t *testing.T) {
 	}
 	requireExplained(t, "reference.md", found, 15)
 }
+
+var testName = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+
+// TestNamesOfTests says that the tests which pages refer to are there.
+func TestNamesOfTests(t *testing.T) {
+	there := map[string]bool{}
+	for _, dir := range []string{"api", "cmd", "images", "operator", "pkg", "test"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			for line := range strings.Lines(string(data)) {
+				if rest, ok := strings.CutPrefix(line, "func "); ok {
+					there[testName.FindString(rest)] = true
+				}
+			}
+			return err
+		})
+		require.NoError(t, err)
+	}
+	all, err := readPages(root)
+	require.NoError(t, err)
+	seen := 0
+	for _, p := range all {
+		for _, name := range testName.FindAllString(string(p.source), -1) {
+			seen++
+			if !there[name] {
+				t.Errorf("%s: there is no %s", p.file, name)
+			}
+		}
+	}
+	require.Greater(t, seen, 150)
+}
