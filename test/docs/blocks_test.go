@@ -5,6 +5,7 @@ package docs
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -56,5 +57,19 @@ func TestMarks(t *testing.T) {
 			continue
 		}
 		require.Contains(t, known, b.Mark, "%s: the mark of a block in %s", b, b.Lang)
+	}
+}
+
+// TestShell says that a shell can read what users copy into one.
+func TestShell(t *testing.T) {
+	blocks, err := Blocks(root)
+	require.NoError(t, err)
+	for _, b := range blocks {
+		if b.Lang != Shell {
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), "bash", "-n", "-c", b.Text).CombinedOutput()
+		require.NoError(t, err, "%s: %s", b, out)
+		require.NotContains(t, b.Text, "<", "%s: a placeholder, or input that a reader has to make", b)
 	}
 }
