@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,6 +58,12 @@ func TestMarks(t *testing.T) {
 			continue
 		}
 		require.Contains(t, known, b.Mark, "%s: the mark of a block in %s", b, b.Lang)
+		if b.Mark == OwnCluster {
+			data, err := os.ReadFile(filepath.Join(root, b.File))
+			require.NoError(t, err)
+			lines := strings.Split(string(data), "\n")
+			require.Contains(t, strings.Join(lines[max(0, b.Line-6):b.Line], " "), "your own", "%s: the text above says what it needs", b)
+		}
 	}
 }
 
