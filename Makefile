@@ -18,16 +18,18 @@ FUZZTIME ?= 1m
 CRASH ?= 50x20
 CHART := install/helm/cilium-network-driver
 CILIUMNODE := install/kubernetes/ciliumnode-crd.yaml
+# Where make generate writes.
+GENERATED := api $(CHART)/files Documentation/api.md
 # The images' tag is the chart's unless another is given.
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 # The packages with unit tests, and all packages.
 UNIT := ./api/... ./cmd/... ./images/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
-PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/demo/... ./test/e2e/...
+PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/docs/... ./test/demo/... ./test/e2e/...
 # The packages with tests against a real API server, which are named TestAPI.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/lab
+	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/docs ./test/lab
 
 .PHONY: all
 all: build
@@ -67,21 +69,23 @@ lint: ## gofmt, go vet, staticcheck, licence headers.
 	$(GO) tool staticcheck $(PKGS)
 
 .PHONY: generate
-generate: ## Generate deepcopy functions and CRDs from the API types, and the chart's copies of the CRDs.
+generate: ## Generate deepcopy functions, CRDs and their page in Documentation from the API types, and the chart's copies of the CRDs.
 	$(GO) tool controller-gen object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
 	$(GO) tool controller-gen crd paths=./api/v2alpha1 output:crd:dir=./api/crds
 	cp api/crds/*.yaml $(CHART)/files/crds/
+	$(GO) tool crd-ref-docs --config api/docs/config.yaml --templates-dir api/docs/templates --renderer markdown \
+		--source-path api/v2alpha1 --output-path Documentation/api.md --log-level ERROR
 	$(if $(wildcard $(CILIUMNODE)),cp $(CILIUMNODE) $(CHART)/files/)
 
 .PHONY: check-generate
 check-generate: generate ## Fail when generated files are not up to date.
-	@diff=$$(git status --porcelain -- api $(CHART)/files); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- api $(CHART)/files | head -50; exit 1; fi
+	@diff=$$(git status --porcelain -- $(GENERATED)); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- $(GENERATED) | head -50; exit 1; fi
 
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
-test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's. Privileged ones run as root.
+test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's and the pages'. Privileged ones run as root.
 	CGO_ENABLED=1 $(GO) test -race $(UNIT)
-	$(GO) test ./test/chart
+	$(GO) test ./test/chart ./test/docs
 
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each; briefly as a part of make test.

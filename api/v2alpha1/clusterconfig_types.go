@@ -53,12 +53,12 @@ type CiliumNetworkDriverClusterConfig struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is what the nodes shall offer.
+	// spec is what the nodes shall offer.
 	//
 	// +required
 	Spec CiliumNetworkDriverClusterConfigSpec `json:"spec"`
 
-	// Status is written by the operator.
+	// status is written by the operator.
 	//
 	// +optional
 	Status CiliumNetworkDriverClusterConfigStatus `json:"status,omitzero"`
@@ -77,13 +77,13 @@ type CiliumNetworkDriverClusterConfigList struct {
 // CiliumNetworkDriverClusterConfigSpec selects nodes and says how to configure
 // them.
 type CiliumNetworkDriverClusterConfigSpec struct {
-	// NodeSelector selects nodes by the labels of their CiliumNode objects.
+	// nodeSelector selects nodes by the labels of their CiliumNode objects.
 	// Left out or empty it matches every node.
 	//
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
-	// Spec is the spec of the node configs, as it is.
+	// spec becomes the spec of the node configs, as it is.
 	//
 	// +required
 	Spec CiliumNetworkDriverNodeConfigSpec `json:"spec"`
@@ -92,13 +92,13 @@ type CiliumNetworkDriverClusterConfigSpec struct {
 // CiliumNetworkDriverClusterConfigStatus is what the operator has made of the
 // cluster config.
 type CiliumNetworkDriverClusterConfigStatus struct {
-	// ObservedGeneration is the generation of the object of which the status
+	// observedGeneration is the generation of the object of which the status
 	// speaks.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// Conditions are the cluster config's conditions: Ready and
+	// conditions are the cluster config's conditions: Ready and
 	// cilium.io/ConflictingClusterConfiguration.
 	//
 	// +optional
@@ -107,13 +107,13 @@ type CiliumNetworkDriverClusterConfigStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// MatchedNodes is the number of nodes that the selector matches.
+	// matchedNodes is the number of nodes that the selector matches.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MatchedNodes int32 `json:"matchedNodes"`
 
-	// ConfiguredNodes is the number of nodes whose node config is as this
+	// configuredNodes is the number of nodes whose node config is as this
 	// cluster config wants it: in the end all that it matches, or none when it
 	// is in conflict.
 	//

@@ -28,13 +28,13 @@ const MaxReasonLength = 1024
 // CiliumNetworkDriverNodeConfigStatus is what the node's agent has made of the
 // configuration.
 type CiliumNetworkDriverNodeConfigStatus struct {
-	// ObservedGeneration is the generation of the object which the agent has
+	// observedGeneration is the generation of the object which the agent has
 	// applied and of which the rest of the status speaks.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// Conditions are the configuration's conditions: Ready and Degraded.
+	// conditions are the configuration's conditions: Ready and Degraded.
 	//
 	// +optional
 	// +listType=map
@@ -42,25 +42,25 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// DriverName is the DRA driver name in use.
+	// driverName is the DRA driver name in use.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	DriverName string `json:"driverName,omitempty"`
 
-	// Devices is the number of devices advertised to the scheduler.
+	// devices is the number of devices advertised to the scheduler.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Devices int32 `json:"devices"`
 
-	// AllocatedDevices is the number of devices prepared for a claim.
+	// allocatedDevices is the number of devices prepared for a claim.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	AllocatedDevices int32 `json:"allocatedDevices"`
 
-	// Managers counts the devices of each device manager that is on.
+	// managers counts the devices of each device manager that is on.
 	//
 	// +optional
 	// +listType=map
@@ -68,7 +68,7 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Managers []DeviceManagerStatus `json:"managers,omitempty"`
 
-	// Pools counts the devices of each pool, also of one that is no longer
+	// pools counts the devices of each pool, also of one that is no longer
 	// configured but holds allocated devices.
 	//
 	// +optional
@@ -77,7 +77,7 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +kubebuilder:validation:MaxItems=1024
 	Pools []DevicePoolStatus `json:"pools,omitempty"`
 
-	// SkippedDevices are devices that are deliberately not offered, with the
+	// skippedDevices are devices that are deliberately not offered, with the
 	// reason. The list ends after 64 entries; the managers' counts do not.
 	//
 	// +optional
@@ -90,20 +90,20 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 
 // DeviceManagerStatus counts the devices of one manager.
 type DeviceManagerStatus struct {
-	// Manager is the name of the device manager.
+	// manager is the name of the device manager.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Manager string `json:"manager"`
 
-	// Devices is the number of devices in the inventory.
+	// devices is the number of devices in the inventory.
 	//
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Devices int32 `json:"devices"`
 
-	// Skipped is the number of devices that were found and are deliberately
+	// skipped is the number of devices that were found and are deliberately
 	// not offered.
 	//
 	// +optional
@@ -113,20 +113,20 @@ type DeviceManagerStatus struct {
 
 // DevicePoolStatus counts the devices of one pool.
 type DevicePoolStatus struct {
-	// Name is the name of the pool.
+	// name is the name of the pool.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
-	// Devices is the number of devices advertised in the pool.
+	// devices is the number of devices advertised in the pool.
 	//
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Devices int32 `json:"devices"`
 
-	// Allocated is the number of the pool's devices prepared for a claim.
+	// allocated is the number of the pool's devices prepared for a claim.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
@@ -135,21 +135,21 @@ type DevicePoolStatus struct {
 
 // SkippedDevice is a device that is deliberately not offered.
 type SkippedDevice struct {
-	// Manager is the name of the device's manager.
+	// manager is the name of the device's manager.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Manager string `json:"manager"`
 
-	// Device is the name under which the device would be offered.
+	// device is the name under which the device would be offered.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Device string `json:"device"`
 
-	// Reason says why it is not, for people.
+	// reason says why it is not, for people.
 	//
 	// +required
 	// +kubebuilder:validation:MaxLength=1024

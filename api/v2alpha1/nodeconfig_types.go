@@ -28,12 +28,12 @@ type CiliumNetworkDriverNodeConfig struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is what the node shall offer.
+	// spec is what the node shall offer.
 	//
 	// +required
 	Spec CiliumNetworkDriverNodeConfigSpec `json:"spec"`
 
-	// Status is written by the node's agent.
+	// status is written by the node's agent.
 	//
 	// +optional
 	Status CiliumNetworkDriverNodeConfigStatus `json:"status,omitzero"`
@@ -52,8 +52,9 @@ type CiliumNetworkDriverNodeConfigList struct {
 // CiliumNetworkDriverNodeConfigSpec says which devices a node has and in which
 // pools it offers them.
 type CiliumNetworkDriverNodeConfigSpec struct {
-	// DriverName is the name under which the driver registers with kubelet and
-	// publishes ResourceSlices: a DNS subdomain of at most 63 characters.
+	// driverName is the name under which the driver registers with kubelet and
+	// publishes ResourceSlices. A change takes effect with a restart of the
+	// agent, as one of the draRegistration fields does.
 	//
 	// +optional
 	// +kubebuilder:default="networkdriver.cilium.io"
@@ -62,7 +63,7 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="must be a DNS subdomain: lower case letters, digits, '-' and '.', each part beginning and ending with a letter or digit"
 	DriverName string `json:"driverName"`
 
-	// DraRegistrationRetryInterval is the time between two attempts to
+	// draRegistrationRetryInterval is the time between two attempts to
 	// register with kubelet, in seconds.
 	//
 	// +optional
@@ -71,7 +72,7 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 	// +kubebuilder:validation:Maximum=3600
 	DraRegistrationRetryInterval int32 `json:"draRegistrationRetryInterval"`
 
-	// DraRegistrationTimeout is how long one attempt may take, in seconds.
+	// draRegistrationTimeout is how long one attempt may take, in seconds.
 	//
 	// +optional
 	// +kubebuilder:default=5
@@ -79,8 +80,8 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 	// +kubebuilder:validation:Maximum=3600
 	DraRegistrationTimeout int32 `json:"draRegistrationTimeout"`
 
-	// DraRegistrationMaxAttempts is the number of attempts after which the
-	// driver gives up.
+	// draRegistrationMaxAttempts is the number of attempts after which the
+	// driver gives up, until the agent is restarted.
 	//
 	// +optional
 	// +kubebuilder:default=10
@@ -88,12 +89,13 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 	// +kubebuilder:validation:Maximum=100000
 	DraRegistrationMaxAttempts int32 `json:"draRegistrationMaxAttempts"`
 
-	// DeviceManagerConfigs turns device managers on and configures them.
+	// deviceManagerConfigs turns device managers on and configures them. One
+	// that is not mentioned is off.
 	//
 	// +optional
 	DeviceManagerConfigs *CiliumNetworkDriverDeviceManagerConfig `json:"deviceManagerConfigs,omitempty"`
 
-	// Pools are the groups in which devices are offered. A device that no pool
+	// pools are the groups in which devices are offered. A device that no pool
 	// matches is not offered. One that several match goes to the first of them
 	// in the order of their names.
 	//
@@ -109,12 +111,12 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 // CiliumNetworkDriverDeviceManagerConfig configures the device managers. One
 // that is not mentioned is off.
 type CiliumNetworkDriverDeviceManagerConfig struct {
-	// SRIOV configures the manager of SR-IOV virtual functions.
+	// sriov configures the manager of SR-IOV virtual functions.
 	//
 	// +optional
 	SRIOV *SRIOVDeviceManagerConfig `json:"sriov,omitempty"`
 
-	// Dummy configures the manager of dummy links.
+	// dummy configures the manager of dummy links.
 	//
 	// +optional
 	Dummy *DummyDeviceManagerConfig `json:"dummy,omitempty"`
@@ -124,12 +126,12 @@ type CiliumNetworkDriverDeviceManagerConfig struct {
 // (VFs). It finds the VFs of every physical function (PF) of the node; Ifaces
 // is needed only to have VFs made.
 type SRIOVDeviceManagerConfig struct {
-	// Enabled turns the manager on.
+	// enabled turns the manager on.
 	//
 	// +required
 	Enabled bool `json:"enabled"`
 
-	// Ifaces are the PFs on which VFs are to be made.
+	// ifaces are the PFs on which VFs are to be made.
 	//
 	// +optional
 	// +listType=map
@@ -140,16 +142,17 @@ type SRIOVDeviceManagerConfig struct {
 
 // SRIOVDeviceConfig configures one physical function.
 type SRIOVDeviceConfig struct {
-	// IfName is the kernel's interface name of the PF.
+	// ifName is the kernel's interface name of the PF.
 	//
 	// +required
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
 	IfName string `json:"ifName"`
 
-	// VfCount is the number of VFs the PF shall have. It is written when the
+	// vfCount is the number of VFs the PF shall have. It is written when the
 	// PF has none: VFs that are already there are left as they are, whatever
-	// their number. 0 makes none.
+	// their number. 0 makes none. The PF's own limit, sriov_totalvfs, counts
+	// too.
 	//
 	// +required
 	// +kubebuilder:validation:Minimum=0
@@ -159,12 +162,12 @@ type SRIOVDeviceConfig struct {
 
 // DummyDeviceManagerConfig configures the manager of dummy links.
 type DummyDeviceManagerConfig struct {
-	// Enabled turns the manager on.
+	// enabled turns the manager on.
 	//
 	// +required
 	Enabled bool `json:"enabled"`
 
-	// Count is the number of dummy links to offer.
+	// count is the number of dummy links to offer: dummy0, dummy1 and so on.
 	//
 	// +optional
 	// +kubebuilder:default=0
@@ -175,17 +178,17 @@ type DummyDeviceManagerConfig struct {
 
 // CiliumNetworkDriverDevicePoolConfig describes one pool of devices.
 type CiliumNetworkDriverDevicePoolConfig struct {
-	// PoolName is the pool's name, which devices carry as their "pool"
-	// attribute: a DNS subdomain of at most 63 characters (an attribute's
-	// value may have 64).
+	// name is the pool's name, which devices carry as their attribute "pool".
+	// ResourceSlices have <node>/<pool>, of at most 253 characters.
 	//
 	// +required
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="must be a DNS subdomain: lower case letters, digits, '-' and '.', each part beginning and ending with a letter or digit"
 	PoolName string `json:"name"`
 
-	// Filter selects the pool's devices. Without a filter the pool has none;
-	// an empty filter selects every device.
+	// filter selects the pool's devices. Without a filter the pool has none;
+	// an empty filter selects every device. The fields of a filter are ANDed,
+	// the values of one field are ORed.
 	//
 	// +optional
 	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
@@ -194,7 +197,8 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 // CiliumNetworkDriverDeviceFilter selects devices. A device matches when every
 // field that is given has one value that fits.
 type CiliumNetworkDriverDeviceFilter struct {
-	// DeviceManagers matches the manager of the device.
+	// deviceManagers matches the manager of the device: sr-iov for VFs, dummy
+	// for dummy links.
 	//
 	// +optional
 	// +listType=set
@@ -202,8 +206,9 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:Enum=sr-iov;dummy
 	DeviceManagers []string `json:"deviceManagers,omitempty"`
 
-	// IfNames matches the interface name of the device: of a VF the kernel's,
-	// the last known one while it is in a pod.
+	// ifNames matches the interface name of the device on the host; of a VF the
+	// last known one while it is in a pod. A value may be in one pool only, and
+	// all pools together may have 512.
 	//
 	// +optional
 	// +listType=set
@@ -212,8 +217,8 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
 	IfNames []string `json:"ifNames,omitempty"`
 
-	// PfNames matches the interface name of a VF's physical function. Dummy
-	// links are not asked.
+	// pfNames matches the interface name of a VF's physical function. Dummy
+	// links are not asked: to keep them out, say deviceManagers too.
 	//
 	// +optional
 	// +listType=set
@@ -222,7 +227,7 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
 	PfNames []string `json:"pfNames,omitempty"`
 
-	// ParentIfNames matches the interface name of a device's parent link. VFs
+	// parentIfNames matches the interface name of a device's parent link. VFs
 	// are not asked, dummy links have no parent and do not match.
 	//
 	// +optional
@@ -232,8 +237,8 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[!-.0-9;-~]+$') && self != '.' && self != '..'",message="must be an interface name: 1 to 15 printable ASCII characters without space, '/' and ':', not '.' or '..'"
 	ParentIfNames []string `json:"parentIfNames,omitempty"`
 
-	// PciAddrs matches the PCI address as the kernel writes it, for example
-	// 0000:03:00.1.
+	// pciAddrs matches the PCI address of a VF. Dummy links have none and do not
+	// match, here and in the fields below.
 	//
 	// +optional
 	// +listType=set
@@ -242,7 +247,7 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]$')",message="must be a PCI address as the kernel writes it, domain:bus:device.function in lower case hexadecimal, for example 0000:03:00.1"
 	PciAddrs []string `json:"pciAddrs,omitempty"`
 
-	// VendorIDs matches the PCI vendor, for example 0x8086.
+	// vendorIDs matches the PCI vendor of a VF.
 	//
 	// +optional
 	// +listType=set
@@ -251,7 +256,8 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x8086"
 	VendorIDs []string `json:"vendorIDs,omitempty"`
 
-	// DeviceIDs matches the PCI device identifier, for example 0x10ca.
+	// deviceIDs matches the PCI device identifier of a VF, which is not its
+	// PF's.
 	//
 	// +optional
 	// +listType=set
@@ -260,7 +266,8 @@ type CiliumNetworkDriverDeviceFilter struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.matches('^0x[0-9a-f]{4}$')",message="must be a PCI identifier: 0x and four lower case hexadecimal digits, for example 0x8086"
 	DeviceIDs []string `json:"deviceIDs,omitempty"`
 
-	// Drivers matches the kernel driver, for example igbvf or vfio-pci.
+	// drivers matches the kernel driver that a VF is bound to, for example igbvf
+	// or vfio-pci.
 	//
 	// +optional
 	// +listType=set
