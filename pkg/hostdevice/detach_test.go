@@ -23,6 +23,9 @@ import (
 	"github.com/cilium/networkdriver/internal/testenv"
 )
 
+// longName is an alternative name that is too long for an interface name.
+const longName = "fabric-port-of-rack-7"
+
 // adorn gives the NIC everything that it has to get back.
 func (b *bed) adorn() {
 	b.t.Helper()
@@ -30,7 +33,9 @@ func (b *bed) adorn() {
 	require.NoError(b.t, b.host.LinkSetMTU(link, 1400))
 	require.NoError(b.t, b.host.LinkSetAlias(link, "fabric port 7"))
 	require.NoError(b.t, b.host.SetPromiscOn(link))
-	require.NoError(b.t, b.host.LinkAddAltName(link, "enp3s0f0"))
+	for _, alt := range []string{"enp3s0f0", longName} {
+		require.NoError(b.t, b.host.LinkAddAltName(link, alt))
+	}
 	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25", "10.9.0.2 peer 10.9.0.1/30", "2001:db8::5/64")
 	for _, addr := range []netlink.Addr{
 		{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 0, 1), Mask: net.CIDRMask(24, 32)}, Label: nic + ":spare", Broadcast: net.IPv4(10, 5, 0, 77), Scope: unix.RT_SCOPE_LINK},
@@ -73,7 +78,7 @@ func (b *bed) vandalise() {
 	require.NoError(b.t, b.pod.LinkSetARPOff(link))
 	require.NoError(b.t, b.pod.LinkDelAltName(link, "enp3s0f0"))
 	// A name of the host's must not keep the NIC in the pod.
-	for _, alt := range []string{"uplink0", nic, "pods-own"} {
+	for _, alt := range []string{"uplink0", "uplink-of-the-whole-node", nic, "pods-own"} {
 		require.NoError(b.t, b.pod.LinkAddAltName(link, alt))
 	}
 	addrs, err := b.pod.AddrList(link, netlink.FAMILY_ALL)
@@ -95,6 +100,7 @@ func TestEverythingIsRestored(t *testing.T) {
 		b := newBed(t)
 		b.adorn()
 		b.host.veth("uplink0", b.leaf, "port2")
+		require.NoError(t, b.host.LinkAddAltName(b.host.mustLink("uplink0"), "uplink-of-the-whole-node"))
 		before := withoutLifetimes(b.host.snapshot())
 		log := b.must("ADD", b.single(routeFields(1, 19)))
 		require.Contains(t, log, "level=INFO")

@@ -105,7 +105,11 @@ func (s *side) links() ([]netlink.Link, error) {
 func (s *side) byName(name string) (netlink.Link, error) {
 	req := linkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK, 0)
 	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(extSkipStats)))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	attr := unix.IFLA_IFNAME
+	if len(name) >= unix.IFNAMSIZ { // the kernel takes no longer one as an interface name
+		attr = unix.IFLA_ALT_IFNAME
+	}
+	req.AddData(nl.NewRtAttr(attr, nl.ZeroTerminated(name)))
 	msgs, err := s.execute(req, unix.RTM_NEWLINK)
 	switch {
 	case errors.Is(err, unix.ENODEV):

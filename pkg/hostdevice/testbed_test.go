@@ -238,6 +238,7 @@ func (s *space) snapshot() []string {
 	for _, l := range links {
 		st, err := side.state(l)
 		require.NoError(s.t, err)
+		slices.Sort(st.AltNames) // the kernel lists them as they were added
 		// Addresses that the kernel makes by itself come a moment after a link is up.
 		st.Addresses = slices.DeleteFunc(st.Addresses, func(a address) bool { return a.Local.Is6() && a.Local.IsLinkLocalUnicast() })
 		text, err := json.Marshal(st)
