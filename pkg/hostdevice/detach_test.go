@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -123,10 +124,10 @@ func TestEverythingIsRestored(t *testing.T) {
 
 func mustState(t *testing.T, s *space, name string) nicState {
 	t.Helper()
-	side, err := openSide(s.path)
+	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
 	require.NoError(t, err)
 	defer side.close()
-	link, err := side.byName(name)
+	link, err := side.ByName(name)
 	require.NoError(t, err)
 	st, err := side.state(link)
 	require.NoError(t, err)

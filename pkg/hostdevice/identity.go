@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // identity recognises a NIC in any namespace. Its name does not: the pod has it under another.
@@ -100,8 +102,8 @@ func (id identity) String() string {
 }
 
 // find returns the first link that is the NIC, nil if it is not in the namespace.
-func (s *side) find(is func(netlink.Link) bool) (netlink.Link, error) {
-	links, err := s.links()
+func find(in *rtlink.Conn, is func(netlink.Link) bool) (netlink.Link, error) {
+	links, err := in.List()
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -229,10 +230,10 @@ func (s *space) rules(family int) []string {
 // snapshot is everything about a namespace's links that is to be as before, in words.
 func (s *space) snapshot() []string {
 	s.t.Helper()
-	side, err := openSide(s.path)
+	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
 	require.NoError(s.t, err)
 	defer side.close()
-	links, err := side.links()
+	links, err := side.List()
 	require.NoError(s.t, err)
 	out := []string{}
 	for _, l := range links {
