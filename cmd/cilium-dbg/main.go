@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Command cilium-dbg looks into a running agent.
+// Command cilium-dbg looks into a running agent or operator.
 package main
 
 import (
@@ -29,25 +29,25 @@ func main() {
 
 func command() *cobra.Command {
 	root := &cobra.Command{
-		Use: "cilium-dbg", Short: "Look into a running agent",
+		Use: "cilium-dbg", Short: "Look into a running agent or operator",
 		Version: version.String(), SilenceUsage: true,
 	}
-	socket := root.PersistentFlags().String("socket-path", debugapi.DefaultSocketPath, "Path of the agent's unix socket")
-	agent := func() *debugapi.Client { return debugapi.NewClient(*socket) }
-	root.AddCommand(statedbCommand(agent), devicesCommand(agent), statusCommand(agent), shellCommand())
+	socket := root.PersistentFlags().String("socket-path", debugapi.DefaultSocketPath, "Path of the unix socket of the agent or operator")
+	program := func() *debugapi.Client { return debugapi.NewClient(*socket) }
+	root.AddCommand(statedbCommand(program), devicesCommand(program), statusCommand(program), shellCommand())
 	return root
 }
 
-func statedbCommand(agent func() *debugapi.Client) *cobra.Command {
+func statedbCommand(program func() *debugapi.Client) *cobra.Command {
 	return &cobra.Command{
 		Use: "statedb [TABLE]", Short: "Print all StateDB tables, or one, as JSON",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			var raw json.RawMessage
 			if len(args) == 0 {
-				raw, err = agent().Dump(cmd.Context())
+				raw, err = program().Dump(cmd.Context())
 			} else {
-				raw, err = agent().DumpTable(cmd.Context(), args[0])
+				raw, err = program().DumpTable(cmd.Context(), args[0])
 			}
 			if err != nil {
 				return err
@@ -57,7 +57,7 @@ func statedbCommand(agent func() *debugapi.Client) *cobra.Command {
 	}
 }
 
-func devicesCommand(agent func() *debugapi.Client) *cobra.Command {
+func devicesCommand(program func() *debugapi.Client) *cobra.Command {
 	output := ""
 	cmd := &cobra.Command{
 		Use: "networkdriver", Short: "Print the network devices and the pods that have them",
@@ -66,7 +66,7 @@ func devicesCommand(agent func() *debugapi.Client) *cobra.Command {
 			if output != "table" && output != "json" {
 				return fmt.Errorf("--output: %q is neither table nor json", output)
 			}
-			devices, err := agent().Devices(cmd.Context())
+			devices, err := program().Devices(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -84,13 +84,13 @@ func devicesCommand(agent func() *debugapi.Client) *cobra.Command {
 	return cmd
 }
 
-func statusCommand(agent func() *debugapi.Client) *cobra.Command {
+func statusCommand(program func() *debugapi.Client) *cobra.Command {
 	liveness := false
 	cmd := &cobra.Command{
-		Use: "status", Short: "Say whether the agent can serve, and if not why; fails when it cannot",
+		Use: "status", Short: "Say whether the program can serve, and if not why; fails when it cannot",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			status, err := agent().Status(cmd.Context())
+			status, err := program().Status(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -99,11 +99,11 @@ func statusCommand(agent func() *debugapi.Client) *cobra.Command {
 			}
 			switch {
 			case !status.Live:
-				return errors.New("the agent hangs and must be restarted")
+				return errors.New("it hangs and must be restarted")
 			case !status.Ready && !liveness:
-				return errors.New("the agent is not ready")
+				return errors.New("it is not ready")
 			case status.Ready:
-				fmt.Fprintln(cmd.OutOrStdout(), "The agent is ready")
+				fmt.Fprintln(cmd.OutOrStdout(), "Ready")
 			}
 			return nil
 		},
@@ -114,14 +114,14 @@ func statusCommand(agent func() *debugapi.Client) *cobra.Command {
 
 func shellCommand() *cobra.Command {
 	cmd := shell.ShellCmd(debugapi.DefaultShellSocketPath, "cilium> ", nil)
-	cmd.Short = "Run a command in the agent's shell, or a shell without one"
+	cmd.Short = "Run a command in the program's shell, or a shell without one"
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		path, err := cmd.Flags().GetString(shell.ShellSockPathName)
 		if err != nil {
 			return err
 		}
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the agent is not running here: its shell's socket %s does not exist (--%s names another)",
+			return fmt.Errorf("neither agent nor operator is running here: the shell's socket %s does not exist (--%s names another)",
 				path, shell.ShellSockPathName)
 		}
 		return nil
@@ -132,7 +132,7 @@ func shellCommand() *cobra.Command {
 func printJSON(w io.Writer, raw json.RawMessage) error {
 	var out bytes.Buffer
 	if err := json.Indent(&out, bytes.TrimSpace(raw), "", "  "); err != nil {
-		return fmt.Errorf("the agent's answer is not JSON: %w", err)
+		return fmt.Errorf("the answer is not JSON: %w", err)
 	}
 	out.WriteByte('\n')
 	_, err := out.WriteTo(w)

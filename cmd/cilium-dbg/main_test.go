@@ -104,7 +104,7 @@ func TestAgainstAgent(t *testing.T) {
 	left.SetUnlinkOnClose(false)
 	require.NoError(t, left.Close())
 	_, err = dbg(t, "--socket-path", socket, "statedb")
-	require.EqualError(t, err, "the agent is not running: nothing listens on its socket "+socket)
+	require.EqualError(t, err, "neither agent nor operator is running: nothing listens on the socket "+socket)
 
 	checks := startAgent(t, socket)
 	info, err := os.Stat(socket)
@@ -160,26 +160,26 @@ func TestAgainstAgent(t *testing.T) {
 
 	out, err = dbg(t, "--socket-path", socket, "status")
 	require.NoError(t, err)
-	require.Equal(t, "The agent is ready\n", out)
+	require.Equal(t, "Ready\n", out)
 	checks.AddReadiness("nri", func() error { return errors.New("not connected") })
 	out, err = dbg(t, "--socket-path", socket, "status")
-	require.EqualError(t, err, "the agent is not ready")
+	require.EqualError(t, err, "it is not ready")
 	require.Equal(t, "nri: not connected\n", out)
 	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
 	require.NoError(t, err)
 	checks.AddLiveness("hooks", func() error { return errors.New("stuck") })
 	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
-	require.EqualError(t, err, "the agent hangs and must be restarted")
+	require.EqualError(t, err, "it hangs and must be restarted")
 }
 
 func TestNoAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "cilium.sock")
 	for _, args := range [][]string{{"statedb"}, {"networkdriver"}, {"status"}, {"statedb", "x"}} {
 		_, err := dbg(t, append(args, "--socket-path", socket)...)
-		require.ErrorContains(t, err, "the agent is not running here: its socket "+socket+" does not exist")
+		require.ErrorContains(t, err, "neither agent nor operator is running here: the socket "+socket+" does not exist")
 	}
 	_, err := dbg(t, "shell", "--shell-sock-path", socket, "db")
-	require.ErrorContains(t, err, "the agent is not running here")
+	require.ErrorContains(t, err, "neither agent nor operator is running here")
 }
 
 func TestSecondAgentKeepsOut(t *testing.T) {

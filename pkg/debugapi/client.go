@@ -20,16 +20,16 @@ import (
 	"github.com/cilium/networkdriver/pkg/health"
 )
 
-// clientTimeout bounds a request, so that a hung agent does not hang those who look into it.
+// clientTimeout bounds a request, so that a hung program does not hang those who look into it.
 const clientTimeout = 30 * time.Second
 
-// Client asks a running agent.
+// Client asks a running agent or operator. Which of them answers it does not know, so that its errors name the socket.
 type Client struct {
 	socketPath string
 	http       http.Client
 }
 
-// NewClient returns a client of the agent that listens on the socket.
+// NewClient returns a client of the program that listens on the socket.
 func NewClient(socketPath string) *Client {
 	return &Client{socketPath: socketPath, http: http.Client{
 		Timeout: clientTimeout,
@@ -66,12 +66,12 @@ func (c *Client) Devices(ctx context.Context) ([]Device, error) {
 	}
 	var devices []Device
 	if err := json.Unmarshal(body, &devices); err != nil {
-		return nil, fmt.Errorf("decode the agent's devices: %w", err)
+		return nil, fmt.Errorf("decode the devices: %w", err)
 	}
 	return devices, nil
 }
 
-// Status returns the agent's health.
+// Status returns the program's health.
 func (c *Client) Status(ctx context.Context) (health.Status, error) {
 	var status health.Status
 	body, err := c.get(ctx, "/readyz", http.StatusOK, http.StatusServiceUnavailable)
@@ -79,13 +79,13 @@ func (c *Client) Status(ctx context.Context) (health.Status, error) {
 		return status, err
 	}
 	if err := json.Unmarshal(body, &status); err != nil {
-		return status, fmt.Errorf("decode the agent's status: %w", err)
+		return status, fmt.Errorf("decode the status: %w", err)
 	}
 	return status, nil
 }
 
 func (c *Client) get(ctx context.Context, path string, want ...int) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://local"+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (c *Client) get(ctx context.Context, path string, want ...int) ([]byte, err
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read the agent's answer: %w", err)
+		return nil, fmt.Errorf("read the answer of %s: %w", c.socketPath, err)
 	}
 	if slices.Contains(want, response.StatusCode) {
 		return body, nil
@@ -105,19 +105,19 @@ func (c *Client) get(ctx context.Context, path string, want ...int) ([]byte, err
 	if json.Unmarshal(body, &answer) == nil && answer.Message != "" {
 		return nil, errors.New(answer.Message)
 	}
-	return nil, fmt.Errorf("the agent answers %s to %s", response.Status, path)
+	return nil, fmt.Errorf("%s answers %s to %s", c.socketPath, response.Status, path)
 }
 
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the agent is not running here: its socket %s does not exist (--socket-path names another)", c.socketPath)
+		return fmt.Errorf("neither agent nor operator is running here: the socket %s does not exist (--socket-path names another)", c.socketPath)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("the agent is not running: nothing listens on its socket %s", c.socketPath)
+		return fmt.Errorf("neither agent nor operator is running: nothing listens on the socket %s", c.socketPath)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("the agent's socket %s is for root alone", c.socketPath)
+		return fmt.Errorf("the socket %s is for root alone", c.socketPath)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the agent does not answer on %s within %s", c.socketPath, clientTimeout)
+		return fmt.Errorf("no answer on %s within %s", c.socketPath, clientTimeout)
 	}
-	return fmt.Errorf("ask the agent on %s: %w", c.socketPath, err)
+	return fmt.Errorf("ask on %s: %w", c.socketPath, err)
 }

@@ -16,14 +16,14 @@ import (
 )
 
 // openPod opens the namespace of the container, which must not be the host's.
-func openPod(path string, host *side) (*side, error) {
-	pod, err := openSide(path)
+func (c *call) openPod(host *side) (*side, error) {
+	pod, err := openSide(c.log, c.args.Netns)
 	if err != nil {
 		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %w", err)
 	}
 	if pod.ns.ID == host.ns.ID {
 		pod.close()
-		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %s is the host's own", path)
+		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %s is the host's own", c.args.Netns)
 	}
 	return pod, nil
 }
@@ -31,12 +31,12 @@ func openPod(path string, host *side) (*side, error) {
 // add moves the NIC into the container. When it fails, the NIC is home again, or the error says where it is.
 func (c *call) add(ctx context.Context) (types.Result, error) {
 	started := time.Now()
-	host, err := openSide(hostNetNS)
+	host, err := openSide(c.log, hostNetNS)
 	if err != nil {
 		return nil, fmt.Errorf("host: %w", err)
 	}
 	defer host.close()
-	pod, err := openPod(c.args.Netns, host)
+	pod, err := c.openPod(host)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 			return nil, err
 		}
 	}
-	if taken, err := pod.byName(c.args.IfName); err != nil {
+	if taken, err := pod.ByName(c.args.IfName); err != nil {
 		return nil, err
 	} else if taken != nil {
 		return nil, errorf(types.ErrInvalidEnvironmentVariables, "interface name %s is taken in the container", c.args.IfName)
@@ -139,7 +139,7 @@ func (c *call) settle(ctx context.Context, host *side, id identity) error {
 		if !same && !own {
 			continue
 		}
-		link, err := host.find(r.NIC.matchesAtHome)
+		link, err := find(host.Conn, r.NIC.matchesAtHome)
 		if err != nil {
 			return err
 		}
@@ -223,7 +223,7 @@ func (c *call) delegateAdd(ctx context.Context, nic string, ipam *ipamConfig, lo
 
 // verify says whether the NIC is in the container under its name.
 func (c *call) verify(pod *side, id identity) error {
-	link, err := pod.byName(c.args.IfName)
+	link, err := pod.ByName(c.args.IfName)
 	if err != nil {
 		return err
 	}

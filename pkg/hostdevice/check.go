@@ -12,6 +12,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
+
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // check says what an attachment lacks. The sub-plugin's own CHECK is not asked: it looks for routes in the main table,
@@ -31,17 +33,17 @@ func (c *call) check(ctx context.Context) error {
 	if rec == nil {
 		return c.checkUnrecorded()
 	}
-	host, err := openSide(hostNetNS)
+	host, err := openSide(c.log, hostNetNS)
 	if err != nil {
 		return fmt.Errorf("host: %w", err)
 	}
 	defer host.close()
-	pod, err := openPod(c.args.Netns, host)
+	pod, err := c.openPod(host)
 	if err != nil {
 		return err
 	}
 	defer pod.close()
-	link, err := pod.byName(c.args.IfName)
+	link, err := pod.ByName(c.args.IfName)
 	if err != nil {
 		return err
 	}
@@ -77,7 +79,7 @@ func (c *call) check(ctx context.Context) error {
 
 // checkUnrecorded is right for a device without a network interface, of which there is nothing to record.
 func (c *call) checkUnrecorded() error {
-	host, err := openSide(hostNetNS)
+	host, err := openSide(c.log, hostNetNS)
 	if err != nil {
 		return fmt.Errorf("host: %w", err)
 	}
@@ -118,14 +120,14 @@ func (s *side) checkRoutes(link netlink.Link, routes []recordedRoute) error {
 	}
 	var installed []netlink.Route
 	var rules []netlink.Rule
-	err := dump(func() (err error) {
+	err := rtlink.Dump(func() (err error) {
 		installed, err = s.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("list routes of the container: %w", err)
 	}
-	if err := dump(func() (err error) {
+	if err := rtlink.Dump(func() (err error) {
 		rules, err = s.handle.RuleList(netlink.FAMILY_V4)
 		return err
 	}); err != nil {

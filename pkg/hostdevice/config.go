@@ -41,6 +41,14 @@ const (
 	fieldAttachments = "cni.dev/valid-attachments"
 )
 
+// ownFields do not reach the sub-plugin.
+var ownFields = []string{fieldOffset, fieldPrefixLen, fieldAllow, fieldStateDir, fieldLogFile, fieldLogLevel}
+
+// readFields are the sub-plugin's that this plugin reads as well. The sub-plugin takes them in any spelling of upper and
+// lower case, so that it could be made to take another NIC than the one that was chosen and looked at here.
+var readFields = []string{"cniVersion", "name", "type", "device", "hwaddr", "kernelpath", "deviceID", "pciBusID",
+	"runtimeConfig", "ipam", "useInterfaceNetwork", "prevResult", fieldAttachments}
+
 // config is the network configuration that the runtime passes.
 type config struct {
 	cniVersion string
@@ -112,9 +120,9 @@ func parseConfig(stdin []byte) (*config, error, error) {
 // parseOwn reads the fields that are not the sub-plugin's.
 func (c *config) parseOwn(f *fields) {
 	for _, name := range slices.Sorted(maps.Keys(c.raw)) {
-		for _, own := range []string{fieldOffset, fieldPrefixLen, fieldAllow, fieldStateDir, fieldLogFile, fieldLogLevel} {
-			if name != own && strings.EqualFold(name, own) {
-				f.fail("%.64q is not a field: it is written %s", name, own)
+		for _, known := range slices.Concat(ownFields, readFields) {
+			if name != known && strings.EqualFold(name, known) {
+				f.fail("%.64q is not a field: it is written %s", name, known)
 			}
 		}
 	}
@@ -212,7 +220,7 @@ func (c *config) hasSelector() bool {
 // name (empty for a device that has none) and IPAM configuration (nil: as given). All else is as it was passed.
 func (c *config) forSubPlugin(nic string, ipam *ipamConfig) ([]byte, error) {
 	out := maps.Clone(c.raw)
-	for _, own := range []string{fieldOffset, fieldPrefixLen, fieldAllow, fieldStateDir, fieldLogFile, fieldLogLevel} {
+	for _, own := range ownFields {
 		delete(out, own)
 	}
 	set := map[string]any{"type": subPlugin}

@@ -26,7 +26,7 @@ func (c *call) del(ctx context.Context) error {
 	// The library would fail a call whose namespace is the host's, for ever. Nothing is done there by a name that the
 	// runtime gives.
 	c.args.NetnsOverride = "TRUE"
-	host, err := openSide(hostNetNS)
+	host, err := openSide(c.log, hostNetNS)
 	if err != nil {
 		return fmt.Errorf("host: %w", err)
 	}
@@ -96,7 +96,7 @@ func (r *record) recorded() bool { return r.Recorded != 0 }
 func (c *call) reconstruct(host *side) (*record, error) {
 	places := []*side{host}
 	if c.args.Netns != "" {
-		pod, err := openSide(c.args.Netns)
+		pod, err := openSide(c.log, c.args.Netns)
 		switch {
 		case errors.Is(err, netnamespace.ErrNone): // its NICs are on the host
 		case err != nil:
@@ -110,7 +110,7 @@ func (c *call) reconstruct(host *side) (*record, error) {
 		}
 	}
 	for _, place := range places {
-		links, err := place.links()
+		links, err := place.List()
 		if err != nil {
 			return nil, err
 		}
@@ -230,7 +230,7 @@ func (c *call) gc(ctx context.Context) error {
 	for _, a := range c.conf.validAttachments {
 		valid[attachment{a.ContainerID, a.IfName}] = true
 	}
-	host, err := openSide(hostNetNS)
+	host, err := openSide(c.log, hostNetNS)
 	if err != nil {
 		return fmt.Errorf("host: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 const (
@@ -43,7 +44,7 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 	}
 	problem := host.restore(link, r.State, r.elapsed(sinceBoot()))
 	// Success is claimed for what the kernel says, not for what was asked for.
-	if link, err = host.find(r.NIC.matchesAtHome); err != nil {
+	if link, err = find(host.Conn, r.NIC.matchesAtHome); err != nil {
 		return err
 	}
 	if link == nil {
@@ -67,7 +68,7 @@ func (c *call) end(ctx context.Context, host *side, r *record) error {
 
 // fetch returns the NIC on the host, from wherever it is. It returns nil for one that does not exist any more.
 func (c *call) fetch(ctx context.Context, host *side, r *record) (netlink.Link, error) {
-	link, err := host.find(r.NIC.matchesAtHome)
+	link, err := find(host.Conn, r.NIC.matchesAtHome)
 	if link != nil || err != nil {
 		return link, err
 	}
@@ -83,16 +84,14 @@ func (c *call) fetch(ctx context.Context, host *side, r *record) (netlink.Link, 
 			c.log.Warn("A namespace cannot be searched for the NIC", "netns", path, "error", err)
 			continue
 		}
-		if link, err := c.takeFrom(host, ns, r); link != nil || err != nil {
+		link, err := c.takeFrom(host, ns, r)
+		ns.Close()
+		if link != nil || err != nil {
 			return link, err
 		}
 	}
 	for ns := range netnamespace.Reachable(ctx, host.ns.ID) {
-		again, err := netnamespace.Open(ns.Path)
-		if err != nil {
-			continue // gone meanwhile
-		}
-		if link, err := c.takeFrom(host, again, r); link != nil || err != nil {
+		if link, err := c.takeFrom(host, ns, r); link != nil || err != nil {
 			return link, err
 		}
 	}
@@ -104,48 +103,47 @@ func (c *call) fetch(ctx context.Context, host *side, r *record) (netlink.Link, 
 	return c.awaitHomecoming(ctx, host, r)
 }
 
-// takeFrom moves the NIC from a namespace to the host, nil if it is not there. It closes the namespace.
+// takeFrom moves the NIC from a namespace to the host, nil if it is not there.
 func (c *call) takeFrom(host *side, ns *netnamespace.Namespace, r *record) (netlink.Link, error) {
 	if ns.ID == host.ns.ID {
-		ns.Close()
 		return nil, nil
 	}
-	from, err := sideOf(ns)
+	from, err := rtlink.Dial(c.log, ns)
 	if err != nil {
 		c.log.Warn("A namespace cannot be searched for the NIC", "netns", ns.Path, "error", err)
 		return nil, nil
 	}
-	defer from.close()
+	defer from.Close()
 	is := r.NIC.matchesAtHome
 	if ns.ID != r.NetNSID {
 		// The sub-plugin leaves the name in the alias. A NIC without it was moved by somebody else since.
 		is = func(link netlink.Link) bool { return r.NIC.matches(link) && link.Attrs().Alias == r.NIC.Name }
 	}
-	link, err := from.find(is)
+	link, err := find(from, is)
 	if link == nil || err != nil {
 		return nil, err
 	}
-	if err := from.sendHome(host, link, r.State); err != nil {
+	if err := sendHome(from, host, link, r.State); err != nil {
 		return nil, fmt.Errorf("NIC %s is in %s as %s: %w", r.NIC, ns.Path, link.Attrs().Name, err)
 	}
-	if link, err = host.find(r.NIC.matchesAtHome); err == nil && link == nil {
+	if link, err = find(host.Conn, r.NIC.matchesAtHome); err == nil && link == nil {
 		err = fmt.Errorf("NIC %s is not on the host after its move from %s", r.NIC, ns.Path)
 	}
 	return link, err
 }
 
 // sendHome moves a link to the host under the name it had, or under a stand-in if another link there has that.
-func (s *side) sendHome(host *side, link netlink.Link, want nicState) error {
+func sendHome(from *rtlink.Conn, host *side, link netlink.Link, want nicState) error {
 	// Alternative names travel with a link. Neither those that the pod gave may arrive, nor may one keep the link from
 	// moving because another link of the host has it.
 	for _, alt := range link.Attrs().AltNames {
-		other, err := host.byName(alt)
+		other, err := host.ByName(alt)
 		if err != nil {
 			return err
 		}
 		if other != nil || !slices.Contains(want.AltNames, alt) {
-			if err := s.handle.LinkDelAltName(link, alt); err != nil {
-				return fmt.Errorf("remove alternative name %q: %w", alt, err)
+			if err := from.RemoveAltName(link.Attrs().Index, alt); err != nil {
+				return err
 			}
 		}
 	}
@@ -153,7 +151,7 @@ func (s *side) sendHome(host *side, link netlink.Link, want nicState) error {
 	if err != nil {
 		return err
 	}
-	return s.moveTo(host, link.Attrs().Index, name)
+	return from.Change(link.Attrs().Index, rtlink.Change{To: host.ns, Name: name})
 }
 
 // awaitHomecoming waits for the kernel to put the NIC of a dead namespace on the host.
@@ -167,7 +165,7 @@ func (c *call) awaitHomecoming(ctx context.Context, host *side, r *record) (netl
 	tick := time.NewTicker(homecomingInterval)
 	defer tick.Stop()
 	for {
-		link, err := host.find(r.NIC.matchesAtHome)
+		link, err := find(host.Conn, r.NIC.matchesAtHome)
 		if link != nil || err != nil {
 			return link, err
 		}

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // identity recognises a NIC in any namespace. Its name does not: the pod has it under another.
@@ -17,7 +19,7 @@ type identity struct {
 	// Bus and Device are the bus of the NIC's parent device and the parent's name there, such as pci and 0000:03:00.1.
 	Bus    string `json:"bus,omitempty"`
 	Device string `json:"device,omitempty"`
-	// PermMAC is the hardware address that the NIC was made with.
+	// PermMAC is the hardware address that a NIC of hardware was made with.
 	PermMAC string `json:"permanentMAC,omitempty"`
 	// Kind is the rtnl link kind of a NIC without hardware, such as veth.
 	Kind string `json:"kind,omitempty"`
@@ -35,12 +37,12 @@ func identify(link netlink.Link) identity {
 	if attrs.ParentDev != "" {
 		id.Bus, id.Device = attrs.ParentDevBus, attrs.ParentDev
 	}
-	if !zero(attrs.PermHWAddr) {
-		id.PermMAC = attrs.PermHWAddr.String()
-	}
 	// A link of hardware has no kind; the library calls it device.
 	if kind := link.Type(); kind != "device" {
 		id.Kind = kind
+	} else if !zero(attrs.PermHWAddr) {
+		// The kernel reports one for links without hardware too: all ipvlan links of a NIC have that NIC's.
+		id.PermMAC = attrs.PermHWAddr.String()
 	}
 	return id
 }
@@ -100,8 +102,8 @@ func (id identity) String() string {
 }
 
 // find returns the first link that is the NIC, nil if it is not in the namespace.
-func (s *side) find(is func(netlink.Link) bool) (netlink.Link, error) {
-	links, err := s.links()
+func find(in *rtlink.Conn, is func(netlink.Link) bool) (netlink.Link, error) {
+	links, err := in.List()
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,9 @@ func TestIdentity(t *testing.T) {
 	veth := func(current byte, name, alias string, index int) netlink.Link {
 		return &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, Alias: alias, Index: index, HardwareAddr: mac(current)}}
 	}
+	ipvlan := func(name string, index int) netlink.Link {
+		return &netlink.IPVlan{LinkAttrs: netlink.LinkAttrs{Name: name, Index: index, PermHWAddr: mac(1), HardwareAddr: mac(1)}}
+	}
 	for name, tt := range map[string]struct {
 		nic, link    netlink.Link
 		is, isAtHome bool
@@ -34,6 +37,7 @@ func TestIdentity(t *testing.T) {
 		"a link that resembles it":               {veth(1, "eth1", "", 7), veth(2, "net1", "eth1", 9), false, false},
 		"the MAC alone":                          {veth(1, "eth1", "", 7), veth(1, "net1", "", 9), false, false},
 		"another kind":                           {veth(1, "eth1", "", 7), &netlink.Dummy{LinkAttrs: *veth(1, "eth1", "", 7).Attrs()}, false, false},
+		"two ipvlan links of one NIC":            {ipvlan("ipvl0", 7), ipvlan("ipvl1", 8), false, false},
 		"virtual link with the MAC of a PCI NIC": {pci("0000:03:00.1", 1, 1, "eth1"), veth(1, "eth1", "eth1", 7), false, false},
 	} {
 		id := identify(tt.nic)

@@ -33,7 +33,7 @@ func (s *store) lock(ctx context.Context, key string) (*os.File, error) {
 		}
 		return r
 	}, key)
-	f, err := os.OpenFile(filepath.Join(s.locks(), name+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(filepath.Join(s.locks(), name+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock NIC %s: %w", key, err)
 	}

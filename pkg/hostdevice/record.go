@@ -105,8 +105,23 @@ func openStore(dir string) (*store, error) {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("make the state directory: %w", err)
 		}
+		if err := requireOwn(d); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
+}
+
+// requireOwn refuses a directory that others may write to: what is found there decides what happens to NICs.
+func requireOwn(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("look at the state directory: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s has mode %#o and owner %d: needed is a directory of user %d that nobody else may write to", dir, st.Mode, st.Uid, os.Geteuid())
+	}
+	return nil
 }
 
 func (s *store) records() string { return filepath.Join(s.dir, "attachments") }
@@ -142,12 +157,21 @@ type brokenError struct {
 func (e *brokenError) Error() string { return fmt.Sprintf("record %s is broken: %v", e.file, e.err) }
 func (e *brokenError) Unwrap() error { return e.err }
 
+// readFile reads a regular file. Anything else by that name is not a record, and must neither lead elsewhere nor block.
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, &brokenError{file: path, err: errors.New("it is a symbolic link")}
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, &brokenError{file: path, err: errors.New("it is not a regular file")}
+	}
 	return io.ReadAll(io.LimitReader(f, maxRecordSize))
 }
 
@@ -200,7 +224,7 @@ func (s *store) save(r *record) (err error) {
 func (s *store) tmp(a attachment) string { return filepath.Join(s.records(), "."+a.file()+".tmp") }
 
 func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}

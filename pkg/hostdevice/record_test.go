@@ -129,6 +129,44 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
+// What others have put into the directory leads to no other file, and blocks nothing.
+func TestStoreOfStrangeFiles(t *testing.T) {
+	s := newStore(t)
+	r := newRecord("c1")
+	precious := filepath.Join(t.TempDir(), "precious")
+	require.NoError(t, os.WriteFile(precious, []byte("kept"), 0o600))
+	require.NoError(t, os.Symlink(precious, s.tmp(r.attachment())))
+	require.ErrorIs(t, s.save(r), unix.ELOOP)
+	require.NoError(t, s.save(r), "the link has been removed")
+	data, err := os.ReadFile(precious)
+	require.NoError(t, err)
+	require.Equal(t, "kept", string(data))
+
+	elsewhere := filepath.Join(t.TempDir(), "record")
+	require.NoError(t, os.Rename(s.path(r.attachment()), elsewhere))
+	require.NoError(t, os.Symlink(elsewhere, s.path(r.attachment())))
+	require.NoError(t, unix.Mkfifo(s.path(attachment{"c2", "net1"}), 0o600))
+	records, broken, err := s.list()
+	require.NoError(t, err)
+	require.Empty(t, records)
+	require.Len(t, broken, 2)
+	for _, err := range broken {
+		require.ErrorAs(t, err, new(*brokenError))
+	}
+	require.NoError(t, os.Symlink(precious, filepath.Join(s.locks(), "k.lock")))
+	_, err = s.lock(t.Context(), "k")
+	require.ErrorIs(t, err, unix.ELOOP)
+
+	require.NoError(t, os.Chmod(s.records(), 0o777))
+	_, err = openStore(s.dir)
+	require.ErrorContains(t, err, "that nobody else may write to")
+	require.NoError(t, os.Chmod(s.records(), 0o700))
+	require.NoError(t, os.Rename(s.locks(), s.locks()+"2"))
+	require.NoError(t, os.Symlink(s.locks()+"2", s.locks()))
+	_, err = openStore(s.dir)
+	require.ErrorContains(t, err, "needed is a directory")
+}
+
 // Nothing is left of a record that cannot be written as a whole.
 func TestStoreWithoutSpace(t *testing.T) {
 	testenv.Privileged(t)

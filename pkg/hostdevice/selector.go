@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // userspaceDrivers are those of PCI devices that have no network interface. The sub-plugin knows the same ones.
@@ -76,7 +77,7 @@ func (s selector) choose(c *config) (choice, error) {
 var errNotOnHost = errors.New("no such NIC on the host; it may be in a pod")
 
 func (s selector) byName(name string) (choice, error) {
-	link, err := s.host.byName(name)
+	link, err := s.host.ByName(name)
 	if err == nil && link == nil {
 		err = errNotOnHost
 	}
@@ -84,7 +85,7 @@ func (s selector) byName(name string) (choice, error) {
 }
 
 func (s selector) byMAC(mac []byte) (choice, error) {
-	links, err := s.host.links()
+	links, err := s.host.List()
 	if err != nil {
 		return choice{}, err
 	}
@@ -135,7 +136,7 @@ func (s selector) inDirectory(dir string) (choice, error) {
 	}
 	var found []netlink.Link
 	for _, e := range entries {
-		link, err := s.host.byName(e.Name())
+		link, err := s.host.ByName(e.Name())
 		if err != nil {
 			return choice{}, err
 		}
@@ -173,7 +174,7 @@ func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 	var indexes []int
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		var routes []netlink.Route
-		err := dump(func() (err error) {
+		err := rtlink.Dump(func() (err error) {
 			// Without a table in the filter, the library returns the main one's.
 			routes, err = m.host.handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
 			return err

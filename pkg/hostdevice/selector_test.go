@@ -5,6 +5,7 @@ package hostdevice
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -50,7 +51,7 @@ func TestSelector(t *testing.T) {
 	tree.device("pci", "0000:03:00.7", "nvme")
 	tree.device("auxiliary", "mlx5_core.sf.2", "mlx5_core", "net/eth2")
 	require.NoError(t, os.MkdirAll(filepath.Join(tree.root, "devices/pci0000:00/0000:03:00.1/net/eth1"), 0o755))
-	side, err := openSide(host.path)
+	side, err := openSide(slog.New(slog.DiscardHandler), host.path)
 	require.NoError(t, err)
 	defer side.close()
 	selector := selector{host: side, sysfs: tree.root}

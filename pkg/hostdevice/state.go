@@ -14,6 +14,8 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // nicState is what a NIC has on the host, and gets back.
@@ -200,42 +202,44 @@ func (s *side) restore(link netlink.Link, want nicState, elapsed uint32) error {
 	up := isUp(link)
 	if up && (name != "" || newMAC) {
 		// Not every kernel and driver changes these while a NIC is up.
-		try("take down", s.setFlags(index, 0, unix.IFF_UP))
+		try("take down", s.Change(index, rtlink.Change{Mask: unix.IFF_UP}))
 		up = false
 	}
 	if name != "" {
-		try("rename to "+name, s.rename(index, name))
+		try("rename to "+name, s.Change(index, rtlink.Change{Name: name}))
 	}
 	if attrs.Alias != want.Alias {
 		try("set alias", s.handle.LinkSetAlias(device(index), want.Alias))
 	}
 	if newMAC {
-		try("set MAC "+want.MAC, s.handle.LinkSetHardwareAddr(device(index), mac))
+		try("set MAC "+want.MAC, s.Change(index, rtlink.Change{MAC: mac}))
 	}
 	if want.MTU > 0 && attrs.MTU != want.MTU {
-		try(fmt.Sprint("set MTU ", want.MTU), s.handle.LinkSetMTU(device(index), want.MTU))
+		try(fmt.Sprint("set MTU ", want.MTU), s.Change(index, rtlink.Change{MTU: want.MTU}))
 	}
 	have := attrs.RawFlags & stateFlags
 	if !up {
 		have &^= unix.IFF_UP
 	}
 	if want.flags() != have {
-		try("set flags", s.setFlags(index, want.flags(), stateFlags))
+		try("set flags", s.Change(index, rtlink.Change{Flags: want.flags(), Mask: stateFlags}))
 	}
 	if xdp := attrs.Xdp; xdp != nil && xdp.Attached && xdp.ProgId != want.XDP {
 		// A program of the pod's must not see the host's packets.
-		try("detach an XDP program", s.detachXDP(index, xdp.AttachMode))
+		if err := s.RemoveXDP(link); !errors.Is(err, unix.EBUSY) { // one that a process holds goes with that
+			try("keep XDP programs off the host", err)
+		}
 	}
 	for _, alt := range attrs.AltNames {
 		if !slices.Contains(want.AltNames, alt) {
-			try("remove alternative name "+alt, s.handle.LinkDelAltName(device(index), alt))
+			try("restore names", s.RemoveAltName(index, alt))
 		}
 	}
 	for _, alt := range want.AltNames {
 		if !slices.Contains(attrs.AltNames, alt) {
 			// Another link may have it by now, which is that link's good right.
-			if err := s.handle.LinkAddAltName(device(index), alt); !errors.Is(err, unix.EEXIST) {
-				try("add alternative name "+alt, err)
+			if err := s.AddAltName(index, alt); !errors.Is(err, unix.EEXIST) {
+				try("restore names", err)
 			}
 		}
 	}
@@ -309,7 +313,7 @@ func (s *side) nameFor(link netlink.Link, want string) (string, error) {
 	if link.Attrs().Name == want {
 		return "", nil
 	}
-	other, err := s.byName(want)
+	other, err := s.ByName(want)
 	switch {
 	case err != nil:
 		return "", err
@@ -320,12 +324,12 @@ func (s *side) nameFor(link netlink.Link, want string) (string, error) {
 	}
 	// It is an alternative name of the link itself, which somebody gave it while it had another name.
 	link.Attrs().AltNames = slices.DeleteFunc(link.Attrs().AltNames, func(alt string) bool { return alt == want })
-	return want, s.handle.LinkDelAltName(link, want)
+	return want, s.RemoveAltName(link.Attrs().Index, want)
 }
 
 // freeName returns the name that a link coming to the namespace is to be given.
 func (s *side) freeName(want string) (string, error) {
-	other, err := s.byName(want)
+	other, err := s.ByName(want)
 	if err != nil {
 		return "", err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -229,15 +230,16 @@ func (s *space) rules(family int) []string {
 // snapshot is everything about a namespace's links that is to be as before, in words.
 func (s *space) snapshot() []string {
 	s.t.Helper()
-	side, err := openSide(s.path)
+	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
 	require.NoError(s.t, err)
 	defer side.close()
-	links, err := side.links()
+	links, err := side.List()
 	require.NoError(s.t, err)
 	out := []string{}
 	for _, l := range links {
 		st, err := side.state(l)
 		require.NoError(s.t, err)
+		slices.Sort(st.AltNames) // the kernel lists them as they were added
 		// Addresses that the kernel makes by itself come a moment after a link is up.
 		st.Addresses = slices.DeleteFunc(st.Addresses, func(a address) bool { return a.Local.Is6() && a.Local.IsLinkLocalUnicast() })
 		text, err := json.Marshal(st)

@@ -4,12 +4,10 @@
 package claims
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -112,23 +110,3 @@ func (a *fakeAPI) devices(claim string) []resourceapi.AllocatedDeviceStatus {
 	defer a.mu.Unlock()
 	return a.claims["default/"+claim].DeepCopy().Status.Devices
 }
-
-// logBuffer gathers a log; it may be written and read at the same time.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) count(s string) int { return strings.Count(b.String(), s) }

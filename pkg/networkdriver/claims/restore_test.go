@@ -23,6 +23,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -37,14 +38,14 @@ func (o fakeObserver) Observe(claim *resourceapi.ResourceClaim, rows []*tables.D
 // restored is what came of a restore.
 type restored struct {
 	*fixture
-	log      *logBuffer
+	log      *testenv.LogBuffer
 	observed fakeObserver
 	api      *fakeAPI
 	restorer *Restorer
 }
 
 func newRestored(t testing.TB, api *fakeAPI) *restored {
-	r := &restored{fixture: newFixture(t), log: &logBuffer{}, observed: fakeObserver{}, api: api}
+	r := &restored{fixture: newFixture(t), log: &testenv.LogBuffer{}, observed: fakeObserver{}, api: api}
 	r.restorer = NewRestorer(RestorerParams{
 		Logger: slog.New(slog.NewTextHandler(r.log, nil)), DB: r.db, Allocations: r.allocations, Claims: api,
 		Managers: []types.DeviceManager{fakeManager{r.host}}, Observer: r.observed,
@@ -107,7 +108,7 @@ func TestRestore(t *testing.T) {
 		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net",
 	}}, r.rows())
 	require.Equal(t, fakeObserver{"uid-c": 1}, r.observed)
-	require.Zero(t, r.log.count("level=WARN"), r.log.String())
+	require.Zero(t, r.log.Count("level=WARN"), r.log.String())
 	require.Empty(t, r.host.takeCalls(), "a restore touches nothing")
 }
 
@@ -286,14 +287,14 @@ func TestRestoreWaitsForTheAPIServer(t *testing.T) {
 	r := newRestored(t, api)
 	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
 	require.Len(t, r.rows(), 1)
-	require.Equal(t, 2, r.log.count("cannot be read"))
+	require.Equal(t, 2, r.log.Count("cannot be read"))
 
 	api.fail = func(string, string) error { return errors.New("connection refused") }
 	r = newRestored(t, api)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- r.restorer.Restore(ctx, []*corev1.Pod{podWith("p", "c")}) }()
-	require.Eventually(t, func() bool { return r.log.count("connection refused") > 0 }, waitFor, tick)
+	require.Eventually(t, func() bool { return r.log.Count("connection refused") > 0 }, waitFor, tick)
 	cancel()
 	err := <-done
 	require.ErrorIs(t, err, context.Canceled)

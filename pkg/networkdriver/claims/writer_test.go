@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -28,11 +29,11 @@ type writerFixture struct {
 	*fixture
 	api    *fakeAPI
 	writer *Writer
-	log    *logBuffer
+	log    *testenv.LogBuffer
 }
 
 func newWriterFixture(t *testing.T, api *fakeAPI, names ...string) *writerFixture {
-	f := &writerFixture{fixture: newFixture(t, names...), api: api, log: &logBuffer{}}
+	f := &writerFixture{fixture: newFixture(t, names...), api: api, log: &testenv.LogBuffer{}}
 	f.newWriter()
 	return f
 }
@@ -297,7 +298,7 @@ func TestWriterRetries(t *testing.T) {
 	})
 	f.attach("a")
 	require.Eventually(t, func() bool { return f.api.devices("c")[0].NetworkData != nil }, waitFor, tick)
-	require.Equal(t, 1, f.log.count("Claim status could not be written"), "once per cause")
+	require.Equal(t, 1, f.log.Count("Claim status could not be written"), "once per cause")
 }
 
 // A missing right is named, once, and in the error of Prepare.
@@ -319,9 +320,9 @@ func TestWriterForbidden(t *testing.T) {
 	f.attach("a")
 	f.attach("b")
 	require.Eventually(t, func() bool { _, now := f.api.counts(); return now == before+2 }, waitFor, tick)
-	require.Eventually(t, func() bool { return f.log.count("Claim status is refused") > 0 }, waitFor, tick)
+	require.Eventually(t, func() bool { return f.log.Count("Claim status is refused") > 0 }, waitFor, tick)
 	f.settled()
-	require.Equal(t, 1, f.log.count("Claim status is refused"))
+	require.Equal(t, 1, f.log.Count("Claim status is refused"))
 	require.Contains(t, f.log.String(), "verb patch on resourceclaims/status in resource.k8s.io")
 	require.Contains(t, f.log.String(), "associated-node:patch on resourceclaims/driver named networkdriver.cilium.io")
 	_, now := f.api.counts()

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -145,7 +146,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		}
 		d.log.Error("Registration with kubelet was lost, registering again",
 			slog.String("error", lost.Error()), slog.Duration("wait", backoff))
-		if err := sleep(ctx, backoff); err != nil {
+		if !pause.For(ctx, backoff) {
 			return nil
 		}
 		backoff = min(2*backoff, maxLossBackoff)
@@ -179,8 +180,8 @@ func (d *Driver) register(ctx context.Context) (*server, error) {
 			log.Error("Giving up registration with kubelet", slog.String("error", err.Error()))
 			return nil, fmt.Errorf("%w after %d attempts: %w", ErrRegistration, attempt, err)
 		}
-		if err := sleep(ctx, d.config.RetryInterval); err != nil {
-			return nil, err
+		if !pause.For(ctx, d.config.RetryInterval) {
+			return nil, ctx.Err()
 		}
 	}
 }

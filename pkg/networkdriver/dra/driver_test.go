@@ -88,7 +88,7 @@ func TestRegisterAndServe(t *testing.T) {
 
 	// Kubelet restarts and finds the socket.
 	require.NoError(t, register(registrar, accepted))
-	require.Eventually(t, func() bool { return f.log.count("registered the driver again") == 1 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return f.log.Count("registered the driver again") == 1 }, patience, 5*time.Millisecond)
 	now, err := os.Lstat(registrar)
 	require.NoError(t, err)
 	assert.True(t, os.SameFile(socket, now), "a restart of kubelet needs no new socket")
@@ -115,7 +115,7 @@ func TestRegistrationGivesUp(t *testing.T) {
 	assert.NoFileExists(t, registrar)
 	assert.NoFileExists(t, plugin)
 	assert.Equal(t, 3.0, testutil.ToFloat64(f.metrics.registrations.WithLabelValues("error")))
-	assert.Equal(t, 3, f.log.count("Registration with kubelet failed", "maxAttempts=3"))
+	assert.Equal(t, 3, f.log.Count("Registration with kubelet failed", "maxAttempts=3"))
 	slices, err := f.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 	require.NoError(t, err)
 	assert.Empty(t, slices.Items, "nothing is offered that cannot be prepared")

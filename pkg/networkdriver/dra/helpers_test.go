@@ -4,14 +4,11 @@
 package dra
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"strconv"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,6 +27,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -82,44 +80,11 @@ func (f fakeClaims) Unprepare(ctx context.Context, claim kubetypes.UID) error {
 	return f.unprepare(ctx, claim)
 }
 
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-// count returns the number of lines that have all of the parts.
-func (l *logBuffer) count(parts ...string) int {
-	n := 0
-	for line := range strings.Lines(l.String()) {
-		has := true
-		for _, part := range parts {
-			has = has && strings.Contains(line, part)
-		}
-		if has {
-			n++
-		}
-	}
-	return n
-}
-
 // fixture is a driver with its tables, a kubelet directory and an apiserver.
 type fixture struct {
 	*Driver
 	t           testing.TB
-	log         *logBuffer
+	log         *testenv.LogBuffer
 	client      *fake.Clientset
 	db          *statedb.DB
 	inventory   *inventory.Inventory
@@ -135,7 +100,7 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 
-	f := &fixture{t: t, log: &logBuffer{}, client: newClient(), db: statedb.New(), done: make(chan error, 1)}
+	f := &fixture{t: t, log: &testenv.LogBuffer{}, client: newClient(), db: statedb.New(), done: make(chan error, 1)}
 	devices, err := tables.NewDeviceTable(f.db)
 	require.NoError(t, err)
 	f.allocations, err = tables.NewAllocationTable(f.db)

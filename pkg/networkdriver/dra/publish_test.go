@@ -93,12 +93,12 @@ func TestPublicationProblems(t *testing.T) {
 			require.Eventually(t, func() bool {
 				return testutil.ToFloat64(f.metrics.publications.WithLabelValues(tt.reason)) >= 3
 			}, patience, 10*time.Millisecond, "it is tried again")
-			assert.Equal(t, 1, f.log.count("ResourceSlices cannot be published", "reason="+tt.reason), "and logged once: %s", f.log)
+			assert.Equal(t, 1, f.log.Count("ResourceSlices cannot be published", "reason="+tt.reason), "and logged once: %s", f.log)
 
 			refused.Store(false)
 			f.waitState("recovery", healthy)
 			f.waitSlices(1)
-			require.Eventually(t, func() bool { return f.log.count("Publication of ResourceSlices works again") == 1 }, patience, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return f.log.Count("Publication of ResourceSlices works again") == 1 }, patience, 10*time.Millisecond)
 		})
 	}
 }

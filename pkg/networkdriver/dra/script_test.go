@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory/inventorytest"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -35,7 +36,7 @@ import (
 // publicationCell is inventory, tables and publication as in the agent, without kubelet, and the commands of the
 // scripts.
 type publicationCell struct {
-	log         *logBuffer
+	log         *testenv.LogBuffer
 	client      *fake.Clientset
 	driver      *Driver
 	db          *statedb.DB
@@ -51,7 +52,7 @@ func TestScript(t *testing.T) {
 }
 
 func newEngine(t testing.TB, _ []string) *script.Engine {
-	c := &publicationCell{log: &logBuffer{}, client: newClient()}
+	c := &publicationCell{log: &testenv.LogBuffer{}, client: newClient()}
 	log := slog.New(slog.NewTextHandler(c.log, nil))
 	h := hive.New(
 		statedb.Cell,
@@ -220,5 +221,5 @@ func (c *publicationCell) writes([]string) (string, error) {
 }
 
 func (c *publicationCell) logged(args []string) (string, error) {
-	return fmt.Sprintln(c.log.count(args...)), nil
+	return fmt.Sprintln(c.log.Count(args...)), nil
 }

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -123,8 +125,8 @@ func (w *sliceWriter) waitForAccess(ctx context.Context) error {
 			return nil
 		}
 		w.metrics.synced(problemOf(err))
-		if err := sleep(ctx, backoff); err != nil {
-			return err
+		if !pause.For(ctx, backoff) {
+			return ctx.Err()
 		}
 	}
 }
@@ -196,17 +198,5 @@ func (w *sliceWriter) report(err error) {
 	default:
 		w.log.Error("ResourceSlices cannot be published, trying again",
 			slog.String("reason", p.Reason), slog.String("error", p.Message))
-	}
-}
-
-// sleep waits for the duration, or for the context to end, which is the error.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -138,7 +139,7 @@ func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
 			w.log.Warn("Cannot write the node config's status, trying again", "error", err)
 			health.Degraded("Cannot write the status", err)
 			w.putBack(update)
-			if !sleep(ctx, backoff.Step()) {
+			if !pause.For(ctx, backoff.Step()) {
 				return nil
 			}
 		}

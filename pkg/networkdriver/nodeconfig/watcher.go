@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -96,7 +97,7 @@ func (w *Watcher) Run(ctx context.Context, health cell.Health) error {
 		if time.Since(start) > stableTime {
 			backoff = w.backoff
 		}
-		if !sleep(ctx, backoff.Step()) {
+		if !pause.For(ctx, backoff.Step()) {
 			return nil
 		}
 	}
@@ -197,17 +198,5 @@ func (w *Watcher) succeeded(health cell.Health) {
 	if w.failing != nil {
 		w.log.Info("Watching the node config again")
 		w.failing = nil
-	}
-}
-
-// sleep waits and returns false when ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // BenchmarkAttachDetach moves a link into a pod and back, each time followed by the same two moves by bare requests on
@@ -59,16 +60,16 @@ func (f *fixture) bare(b *testing.B) func(index int) {
 	podNS, err := netnamespace.Open(f.pod.path)
 	require.NoError(b, err)
 	b.Cleanup(func() {
-		host.close()
-		pod.close()
+		host.Close()
+		pod.Close()
 		hostNS.Close()
 		podNS.Close()
 	})
 	return func(index int) {
-		if err := host.change(index, change{to: podNS, name: "net1", flags: unix.IFF_UP, mask: unix.IFF_UP}); err != nil {
+		if err := host.Change(index, rtlink.Change{To: podNS, Name: "net1", Flags: unix.IFF_UP, Mask: unix.IFF_UP}); err != nil {
 			b.Fatal(err)
 		}
-		if err := pod.change(index, change{to: hostNS, name: "v0", mask: unix.IFF_UP}); err != nil {
+		if err := pod.Change(index, rtlink.Change{To: hostNS, Name: "v0", Mask: unix.IFF_UP}); err != nil {
 			b.Fatal(err)
 		}
 	}

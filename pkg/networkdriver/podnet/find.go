@@ -16,25 +16,26 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // side is one end of a move: a namespace and a socket in it.
 type side struct {
-	*conn
+	*rtlink.Conn
 	ns *netnamespace.Namespace
 }
 
 func openSide(log *slog.Logger, ns *netnamespace.Namespace) (*side, error) {
-	c, err := dial(log, ns)
+	c, err := rtlink.Dial(log, ns)
 	if err != nil {
 		ns.Close()
 		return nil, err
 	}
-	return &side{conn: c, ns: ns}, nil
+	return &side{Conn: c, ns: ns}, nil
 }
 
 func (s *side) close() {
-	s.conn.close()
+	s.Conn.Close()
 	s.ns.Close()
 }
 
@@ -75,9 +76,9 @@ func is(link netlink.Link, id types.LinkID) bool {
 }
 
 // find returns the link with the identity, nil if it is not in the namespace.
-func find(c *conn, id types.LinkID) (netlink.Link, error) {
+func find(c *rtlink.Conn, id types.LinkID) (netlink.Link, error) {
 	if id.IfIndex > 0 {
-		link, err := c.byIndex(id.IfIndex)
+		link, err := c.ByIndex(id.IfIndex)
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +86,7 @@ func find(c *conn, id types.LinkID) (netlink.Link, error) {
 			return link, nil
 		}
 	}
-	links, err := c.list()
+	links, err := c.List()
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func (m *Mover) findOnHost(host *side, id types.LinkID) (netlink.Link, error) {
 			if err != nil || index <= 0 {
 				continue
 			}
-			link, err := host.byIndex(index)
+			link, err := host.ByIndex(index)
 			if err != nil {
 				return nil, err
 			}
@@ -124,7 +125,7 @@ func (m *Mover) findOnHost(host *side, id types.LinkID) (netlink.Link, error) {
 			}
 		}
 	}
-	return find(host.conn, id)
+	return find(host.Conn, id)
 }
 
 func (m *Mover) pciPath(addr string, elem ...string) string {

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // device is a prepared device that podnet is asked to move. Of a device it looks at identity and host state only.
@@ -82,12 +83,12 @@ func (ns *testNS) die() {
 }
 
 // dial opens a socket for requests that the library does not make in another namespace.
-func (ns *testNS) dial() *conn {
+func (ns *testNS) dial() *rtlink.Conn {
 	ns.tb.Helper()
 	opened, err := netnamespace.Open(ns.path)
 	require.NoError(ns.tb, err)
 	defer opened.Close()
-	c, err := dial(slog.New(slog.DiscardHandler), opened)
+	c, err := rtlink.Dial(slog.New(slog.DiscardHandler), opened)
 	require.NoError(ns.tb, err)
 	return c
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 const (
@@ -109,16 +110,16 @@ func (m *Mover) takeFrom(host *side, path string, to home) (found bool, err erro
 }
 
 func (m *Mover) takeFromNamespace(host *side, ns *netnamespace.Namespace, to home) (found bool, err error) {
-	c, err := dial(m.log, ns)
+	c, err := rtlink.Dial(m.log, ns)
 	if err != nil {
 		return false, err
 	}
-	defer c.close()
+	defer c.Close()
 	link, err := find(c, to.id)
 	if err != nil || link == nil {
 		return false, err
 	}
-	return true, m.bringHome(host, &side{conn: c, ns: ns}, link, to)
+	return true, m.bringHome(host, &side{Conn: c, ns: ns}, link, to)
 }
 
 // bringHome moves a link of another namespace to the host with one request, and then sees to what that did not do.
@@ -127,7 +128,7 @@ func (m *Mover) bringHome(host, from *side, link netlink.Link, to home) error {
 	// Names that the pod gave must neither stop the move nor arrive on the host.
 	for _, alt := range attrs.AltNames {
 		if !slices.Contains(to.want.AltNames, alt) {
-			if err := from.removeAltName(attrs.Index, alt); err != nil {
+			if err := from.RemoveAltName(attrs.Index, alt); err != nil {
 				return err
 			}
 		}
@@ -137,15 +138,15 @@ func (m *Mover) bringHome(host, from *side, link netlink.Link, to home) error {
 	if name == "" {
 		name = attrs.Name
 	}
-	if other, err := host.byName(name); err != nil {
+	if other, err := host.ByName(name); err != nil {
 		return err
 	} else if other != nil || !validName(name) {
 		name = standInName
 	}
 	move := difference(link, to)
-	move.to, move.name = host.ns, name
-	move.mask |= unix.IFF_UP // the kernel takes a link down that moves
-	err := from.change(attrs.Index, move)
+	move.To, move.Name = host.ns, name
+	move.Mask |= unix.IFF_UP // the kernel takes a link down that moves
+	err := from.Change(attrs.Index, move)
 	if errors.Is(err, unix.EEXIST) {
 		if _, altErr := removeTakenAltNames(from, host, link); altErr != nil {
 			return altErr
@@ -153,8 +154,8 @@ func (m *Mover) bringHome(host, from *side, link netlink.Link, to home) error {
 	}
 	if err != nil {
 		// The kernel stops at what it does not take. What remains to be done is done on the host, the move is not left.
-		if here, lookErr := from.byIndex(attrs.Index); lookErr == nil && here != nil && is(here, to.id) {
-			if err := from.change(attrs.Index, change{to: host.ns, name: standInName}); err != nil {
+		if here, lookErr := from.ByIndex(attrs.Index); lookErr == nil && here != nil && is(here, to.id) {
+			if err := from.Change(attrs.Index, rtlink.Change{To: host.ns, Name: standInName}); err != nil {
 				return fmt.Errorf("move link %q from %s to the host: %w", attrs.Name, from.ns.Path, err)
 			}
 		}
@@ -168,14 +169,14 @@ func (m *Mover) bringHome(host, from *side, link netlink.Link, to home) error {
 
 // stripXDP takes a pod's programs off. One that cannot be taken off goes when the pod's processes do.
 func (m *Mover) stripXDP(at *side, link netlink.Link, to home) {
-	if err := at.removeXDP(link); err != nil {
+	if err := at.RemoveXDP(link); err != nil {
 		m.log.Warn("An XDP program stays on the link", "device", to.device, "interface", link.Attrs().Name, "error", err)
 	}
 }
 
 // undo is what Attach does when it fails.
 func (m *Mover) undo(host, pod *side, to home) error {
-	link, err := find(pod.conn, to.id)
+	link, err := find(pod.Conn, to.id)
 	if err != nil {
 		return err
 	}
@@ -197,33 +198,33 @@ func (m *Mover) restoreOnHost(host *side, to home) (found bool, err error) {
 	}
 	attrs := link.Attrs()
 	var errs []error
-	var todo change
+	var todo rtlink.Change
 	if !to.namesOnly {
 		todo = difference(link, to)
 		m.stripXDP(host, link, to)
 	}
 	for _, alt := range attrs.AltNames {
 		if !slices.Contains(to.want.AltNames, alt) {
-			errs = append(errs, host.removeAltName(attrs.Index, alt))
+			errs = append(errs, host.RemoveAltName(attrs.Index, alt))
 		}
 	}
 	var taken []string
 	if to.want.Name != "" && attrs.Name != to.want.Name {
-		if todo.name, err = nameFor(host, link, to.want.Name); err != nil {
+		if todo.Name, err = nameFor(host, link, to.want.Name); err != nil {
 			errs = append(errs, err)
 		}
-		if todo.name != to.want.Name {
+		if todo.Name != to.want.Name {
 			taken = append(taken, to.want.Name)
 		}
 	}
 	for _, err := range host.applyAll(link, todo) {
-		if todo.name == to.want.Name && errors.Is(err, unix.EEXIST) {
+		if todo.Name == to.want.Name && errors.Is(err, unix.EEXIST) {
 			// Somebody has taken the name since nameFor looked.
 			taken = append(taken, to.want.Name)
 			err = nil
 			if !isStandIn(attrs.Name) {
-				up := (todo.flags&todo.mask | attrs.RawFlags&^todo.mask) & unix.IFF_UP
-				err = host.changeInPlace(attrs.Index, change{name: standInName, flags: up})
+				up := (todo.Flags&todo.Mask | attrs.RawFlags&^todo.Mask) & unix.IFF_UP
+				err = host.changeInPlace(attrs.Index, rtlink.Change{Name: standInName, Flags: up})
 			}
 		}
 		errs = append(errs, err)
@@ -232,7 +233,7 @@ func (m *Mover) restoreOnHost(host *side, to home) (found bool, err error) {
 		if slices.Contains(attrs.AltNames, alt) {
 			continue
 		}
-		err := host.addAltName(attrs.Index, alt)
+		err := host.AddAltName(attrs.Index, alt)
 		if errors.Is(err, unix.EEXIST) {
 			taken = append(taken, alt)
 		} else {
@@ -249,7 +250,7 @@ func (m *Mover) restoreOnHost(host *side, to home) (found bool, err error) {
 // nameFor returns the name that a link of the host is to get: the wanted one, or if another link has that, a stand-in,
 // or none if it has one already.
 func nameFor(host *side, link netlink.Link, want string) (string, error) {
-	other, err := host.byName(want)
+	other, err := host.ByName(want)
 	switch {
 	case err != nil:
 		return "", err
@@ -269,72 +270,68 @@ func validName(name string) bool {
 }
 
 // difference is what has to be changed of a link but for its name.
-func difference(link netlink.Link, to home) change {
+func difference(link netlink.Link, to home) rtlink.Change {
 	attrs := link.Attrs()
-	var ch change
+	var ch rtlink.Change
 	if to.want.MTU > 0 && attrs.MTU != to.want.MTU {
-		ch.mtu = to.want.MTU
+		ch.MTU = to.want.MTU
 	}
 	mac, err := net.ParseMAC(to.want.MAC)
 	if err == nil && len(mac) == len(attrs.HardwareAddr) && !slices.Equal(mac, attrs.HardwareAddr) {
-		ch.mac = mac
+		ch.MAC = mac
 	}
-	ch.mask = attrs.RawFlags & podFlags
+	ch.Mask = attrs.RawFlags & podFlags
 	if to.id.PCIAddr != "" {
-		ch.mask |= attrs.RawFlags & unix.IFF_NOARP // as it comes with Ethernet hardware
+		ch.Mask |= attrs.RawFlags & unix.IFF_NOARP // as it comes with Ethernet hardware
 	}
 	if to.want.Up != (attrs.RawFlags&unix.IFF_UP != 0) {
-		ch.mask |= unix.IFF_UP
+		ch.Mask |= unix.IFF_UP
 	}
 	if to.want.Up {
-		ch.flags = unix.IFF_UP
+		ch.Flags = unix.IFF_UP
 	}
 	return ch
 }
 
-func (ch change) isZero() bool {
-	return ch.to == nil && len(ch.mac) == 0 && ch.mtu == 0 && ch.name == "" && ch.mask == 0
-}
-
 // changeInPlace makes a change that some kernels and drivers refuse while the link is up.
-func (s *side) changeInPlace(index int, ch change) error {
-	err := s.change(index, ch)
+func (s *side) changeInPlace(index int, ch rtlink.Change) error {
+	err := s.Change(index, ch)
 	if !errors.Is(err, unix.EBUSY) {
 		return err
 	}
-	if downErr := s.change(index, change{mask: unix.IFF_UP}); downErr != nil {
+	if downErr := s.Change(index, rtlink.Change{Mask: unix.IFF_UP}); downErr != nil {
 		return err
 	}
-	ch.mask |= unix.IFF_UP
-	return s.change(index, ch)
+	ch.Mask |= unix.IFF_UP
+	return s.Change(index, ch)
 }
 
 // applyAll makes a change as one, or if the kernel does not take that, as much of it as it takes.
-func (s *side) applyAll(link netlink.Link, ch change) []error {
-	if ch.isZero() {
+func (s *side) applyAll(link netlink.Link, ch rtlink.Change) []error {
+	if ch.IsZero() {
 		return nil
 	}
 	index := link.Attrs().Index
 	// A name is changed and other things are done to a link that is down, and the state is what it ends with.
-	ch.flags |= link.Attrs().RawFlags & unix.IFF_UP &^ ch.mask
+	ch.Flags |= link.Attrs().RawFlags & unix.IFF_UP &^ ch.Mask
 	if s.changeInPlace(index, ch) == nil {
 		return nil
 	}
 	var errs []error
 	for _, part := range []struct {
 		what string
-		change
+		rtlink.Change
 	}{
-		{"MAC " + ch.mac.String(), change{mac: ch.mac}},
-		{fmt.Sprint("MTU ", ch.mtu), change{mtu: ch.mtu}},
-		{"name " + ch.name, change{name: ch.name}},
-		{"flags", change{flags: ch.flags, mask: ch.mask}},
+		{"MAC " + ch.MAC.String(), rtlink.Change{MAC: ch.MAC}},
+		{fmt.Sprint("MTU ", ch.MTU), rtlink.Change{MTU: ch.MTU}},
+		{"name " + ch.Name, rtlink.Change{Name: ch.Name}},
+		{"flags", rtlink.Change{Flags: ch.Flags, Mask: ch.Mask}},
 	} {
-		if part.isZero() {
+		if part.IsZero() {
 			continue
 		}
-		part.flags = ch.flags
-		if err := s.changeInPlace(index, part.change); err != nil {
+		part.Flags = ch.Flags
+		if err := s.changeInPlace(index, part.Change); err != nil {
 			errs = append(errs, fmt.Errorf("set %s: %w", part.what, err))
 		}
 	}

@@ -222,13 +222,16 @@ func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 
 func attachXDP(ns *testNS, name string, prog, mode int) error {
 	c := ns.dial()
-	defer c.close()
-	req := linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, ns.link(name).Attrs().Index)
+	defer c.Close()
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	info := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	info.Index = int32(ns.link(name).Attrs().Index)
+	req.AddData(info)
 	attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 	attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(prog)))
 	attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(uint32(mode)))
 	req.AddData(attr)
-	_, err := c.execute(req, 0)
+	_, err := c.Execute(req, 0)
 	return err
 }
 

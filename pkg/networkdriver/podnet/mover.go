@@ -27,6 +27,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 var (
@@ -132,7 +133,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if name == "" {
 		name = link.Attrs().Name
 	}
-	if taken, err := pod.byName(name); err != nil {
+	if taken, err := pod.ByName(name); err != nil {
 		return nil, err
 	} else if taken != nil {
 		return nil, &NameTakenError{Name: name}
@@ -141,7 +142,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	before := m.homeOf(dev.IfName(), id, stateOf(link))
 	if err = m.moveIn(host, pod, link, name); err == nil {
 		// The name was free and the kernel took it, so that it leads to the link, whatever index that has now.
-		if link, err = pod.byName(name); err == nil && link != nil {
+		if link, err = pod.ByName(name); err == nil && link != nil {
 			return attachment(netnsPath, link, nil), nil
 		}
 		if err == nil {
@@ -159,23 +160,23 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
 	attrs := link.Attrs()
 	if slices.Contains(attrs.AltNames, name) {
-		if err := host.removeAltName(attrs.Index, name); err != nil {
+		if err := host.RemoveAltName(attrs.Index, name); err != nil {
 			return err
 		}
 	}
-	if err := host.removeXDP(link); err != nil {
+	if err := host.RemoveXDP(link); err != nil {
 		m.log.Warn("An XDP program of the host stays on a link that moves into a pod",
 			"interface", attrs.Name, "error", err)
 	}
-	into := change{to: pod.ns, name: name, flags: unix.IFF_UP, mask: unix.IFF_UP}
-	err := host.change(attrs.Index, into)
+	into := rtlink.Change{To: pod.ns, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	err := host.Change(attrs.Index, into)
 	if errors.Is(err, unix.EEXIST) {
 		removed, altErr := removeTakenAltNames(host, pod, link)
 		if altErr != nil {
 			return altErr
 		}
 		if removed {
-			err = host.change(attrs.Index, into)
+			err = host.Change(attrs.Index, into)
 		}
 	}
 	switch {
@@ -190,18 +191,18 @@ func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
 // removeTakenAltNames removes those alternative names of a link in from that another link in to has.
 func removeTakenAltNames(from, to *side, link netlink.Link) (removed bool, err error) {
 	index := link.Attrs().Index
-	if here, err := from.byIndex(index); err != nil || here == nil || here.Attrs().Name != link.Attrs().Name {
+	if here, err := from.ByIndex(index); err != nil || here == nil || here.Attrs().Name != link.Attrs().Name {
 		return false, err // it has moved: what is found in to would be the link itself
 	}
 	for _, alt := range link.Attrs().AltNames {
-		other, err := to.byName(alt)
+		other, err := to.ByName(alt)
 		if err != nil {
 			return removed, err
 		}
 		if other == nil {
 			continue
 		}
-		if err := from.removeAltName(index, alt); err != nil {
+		if err := from.RemoveAltName(index, alt); err != nil {
 			return removed, err
 		}
 		removed = true
@@ -211,7 +212,7 @@ func removeTakenAltNames(from, to *side, link netlink.Link) (removed bool, err e
 
 // settle gives a link that is in the pod already its name and brings it up.
 func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachment, error) {
-	link, err := find(pod.conn, dev.Link())
+	link, err := find(pod.Conn, dev.Link())
 	if err != nil {
 		return nil, err
 	}
@@ -219,9 +220,9 @@ func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachm
 		return nil, ErrLinkGone
 	}
 	attrs := link.Attrs()
-	want := change{flags: unix.IFF_UP, mask: unix.IFF_UP}
+	want := rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP}
 	if name != "" && attrs.Name != name {
-		taken, err := pod.byName(name)
+		taken, err := pod.ByName(name)
 		if err != nil {
 			return nil, err
 		}
@@ -229,13 +230,13 @@ func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachm
 			return nil, &NameTakenError{Name: name}
 		}
 		if slices.Contains(attrs.AltNames, name) {
-			if err := pod.removeAltName(attrs.Index, name); err != nil {
+			if err := pod.RemoveAltName(attrs.Index, name); err != nil {
 				return nil, err
 			}
 		}
-		want.name, attrs.Name = name, name
+		want.Name, attrs.Name = name, name
 	}
-	if want.name != "" || attrs.RawFlags&unix.IFF_UP == 0 {
+	if want.Name != "" || attrs.RawFlags&unix.IFF_UP == 0 {
 		if err := pod.changeInPlace(attrs.Index, want); err != nil {
 			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.ns.Path, err)
 		}
@@ -276,7 +277,7 @@ func (m *Mover) lookIn(ctx context.Context, netnsPath string, dev types.Device) 
 		return nil, err
 	}
 	defer pod.close()
-	link, err := find(pod.conn, dev.Link())
+	link, err := find(pod.Conn, dev.Link())
 	if err != nil || link == nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@
 package config
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -38,6 +37,7 @@ import (
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/health"
 	metricsserver "github.com/cilium/networkdriver/pkg/metrics"
+	"github.com/cilium/networkdriver/pkg/pause"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -87,7 +87,7 @@ func (c *cluster) installCRDs(ctx context.Context) error {
 	}
 	for {
 		_, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
-		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+		if err == nil || !pause.For(ctx, 20*time.Millisecond) {
 			return err
 		}
 	}
@@ -236,28 +236,10 @@ func (t *traffic) writes() string {
 		t.count("DELETE", v2alpha1.NodeConfigResource), t.count("PATCH", v2alpha1.ClusterConfigResource))
 }
 
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // replica is an operator in this process, as in its program but for the client.
 type replica struct {
 	hive    *hive.Hive
-	log     *logBuffer
+	log     *testenv.LogBuffer
 	traffic *traffic
 	db      *statedb.DB
 	checks  *health.Checks
@@ -279,7 +261,7 @@ func (c *cluster) startReplica(tb testing.TB, change func(*Config)) (*replica, e
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{log: &logBuffer{}, traffic: newTraffic()}
+	r := &replica{log: &testenv.LogBuffer{}, traffic: newTraffic()}
 	r.traffic.wrap(config)
 	opts := hive.DefaultOptions()
 	opts.ModulePrivateProviders = cell.ModulePrivateProviders{

@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/cilium/networkdriver/internal/testenv"
 )
 
 func TestConfigMistakes(t *testing.T) {
@@ -47,7 +49,7 @@ func TestGate(t *testing.T) {
 	require.False(t, unavailable(refused))
 	require.False(t, unavailable(nil))
 
-	log := &logBuffer{}
+	log := &testenv.LogBuffer{}
 	g := newGate(slog.New(slog.NewTextHandler(log, nil)), 1000, 1000)
 	require.NoError(t, g.pass(ctx))
 	g.report(ctx, away)

@@ -133,10 +133,14 @@ func (l *ledger) observe(name string, object *nodeConfig, gone bool) bool {
 		return false
 	}
 	if object != nil && object.UID == l.deleted[name] {
-		if gone {
+		// A finalizer of somebody else's may hold it back: then it is there until the watch tells that it is gone.
+		held := !gone && object.DeletionTimestamp != nil
+		if gone || held {
 			delete(l.deleted, name)
 		}
-		return false
+		if !held {
+			return false
+		}
 	}
 	if gone {
 		delete(l.actual, name)

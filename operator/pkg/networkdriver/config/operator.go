@@ -19,6 +19,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -73,7 +74,7 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 		o.Logger.Warn("Beginning anew", "error", err)
 		health.Degraded("Beginning anew", err)
 		o.wait(fmt.Sprintf("beginning anew: %v", err))
-		if !sleep(ctx, againDelay) {
+		if !pause.For(ctx, againDelay) {
 			return nil
 		}
 	}
@@ -117,7 +118,7 @@ func (o *operator) waitServed(ctx context.Context, health cell.Health) error {
 			logged, level = err.Error(), slog.LevelWarn
 		}
 		o.Logger.Log(ctx, level, "Waiting for the Kubernetes API", "error", err)
-		if !sleep(ctx, servedInterval) {
+		if !pause.For(ctx, servedInterval) {
 			return ctx.Err()
 		}
 	}
@@ -145,16 +146,4 @@ func served(client discovery.ServerResourcesInterface) error {
 		}
 	}
 	return nil
-}
-
-// sleep waits and returns false when ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 // TestAPIScripts runs the scripts, each on empty resources of one API server.
@@ -130,7 +131,7 @@ func until(cmds map[string]script.Cmd) script.Cmd {
 				if err == nil && got == want {
 					return func(*script.State) (string, string, error) { return got, "", nil }, nil
 				}
-				if time.Since(start) > patience || !sleep(state.Context(), 10*time.Millisecond) {
+				if time.Since(start) > patience || !pause.For(state.Context(), 10*time.Millisecond) {
 					return nil, fmt.Errorf("%v: error %v, printed\n%s\nwanted\n%s", args[1:], err, got, want)
 				}
 			}
@@ -161,7 +162,7 @@ func (s *scripted) operator(state *script.State, args []string) (string, error) 
 	}
 	s.replicas[who] = r
 	for args[0] == "start" && !r.checks.Status().Ready {
-		if !sleep(state.Context(), 10*time.Millisecond) {
+		if !pause.For(state.Context(), 10*time.Millisecond) {
 			return "", errors.New(r.log.String())
 		}
 	}
@@ -182,7 +183,7 @@ func (s *scripted) definitions(state *script.State, args []string) (string, erro
 			if apierrors.IsNotFound(err) {
 				break
 			}
-			if !sleep(state.Context(), 20*time.Millisecond) {
+			if !pause.For(state.Context(), 20*time.Millisecond) {
 				return "", err
 			}
 		}
@@ -264,7 +265,7 @@ func (s *scripted) later(ctx context.Context, object *unstructured.Unstructured)
 			s.newest = t
 			return nil
 		}
-		if !sleep(ctx, 20*time.Millisecond) {
+		if !pause.For(ctx, 20*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

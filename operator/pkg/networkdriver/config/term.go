@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -267,7 +268,7 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if !sleep(ctx, burstTime) {
+		if !pause.For(ctx, burstTime) {
 			return nil
 		}
 	}
@@ -277,7 +278,7 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 func (t *term) report(ctx context.Context) error {
 	var logged time.Time
 	many := false
-	for sleep(ctx, reportInterval) {
+	for pause.For(ctx, reportInterval) {
 		totals := t.ledger.totals()
 		t.o.metrics.set(totals)
 		switch {
@@ -295,7 +296,7 @@ func (t *term) report(ctx context.Context) error {
 // refresh reads all node configs now and then, since a watch may miss something.
 func (t *term) refresh(ctx context.Context) error {
 	interval := t.o.Config.NetworkDriverRefreshInterval
-	for sleep(ctx, interval-rand.N(interval/10)) {
+	for pause.For(ctx, interval-rand.N(interval/10)) {
 		list, err := t.list(ctx)
 		if err != nil {
 			t.log.Warn("Node configs cannot be read, trying again", "error", err, "retryAfter", interval)

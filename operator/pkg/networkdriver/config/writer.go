@@ -132,13 +132,19 @@ type patchOperation struct {
 // updatePatch replaces the spec and sets the marks; other labels and annotations stay. It holds for the object and the
 // generation that the change was made for.
 func updatePatch(c change) ([]byte, error) {
-	return json.Marshal([]patchOperation{
+	patch := []patchOperation{
 		{"test", "/metadata/uid", c.actual.UID},
 		{"test", "/metadata/generation", c.actual.Generation},
-		{"add", "/spec", c.spec},
+	}
+	if c.actual.Labels == nil || c.actual.Annotations == nil {
+		// A map that is made here must not replace one that has come since, which the generation does not tell.
+		patch = append(patch, patchOperation{"test", "/metadata/resourceVersion", c.actual.ResourceVersion})
+	}
+	return json.Marshal(append(patch,
+		patchOperation{"add", "/spec", c.spec},
 		setKey("/metadata/labels", c.actual.Labels, v2alpha1.LabelManagedBy, v2alpha1.ManagedByOperator),
 		setKey("/metadata/annotations", c.actual.Annotations, v2alpha1.AnnotationClusterConfig, c.clusterConfig),
-	})
+	))
 }
 
 // setKey sets a key of a map, which has to be made if there is none.

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package hostdevice
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/testenv"
+)
+
+// longName is an alternative name that is too long for an interface name.
+const longName = "fabric-port-of-rack-7"
+
+// adorn gives the NIC everything that it has to get back.
+func (b *bed) adorn() {
+	b.t.Helper()
+	link := b.host.mustLink(nic)
+	require.NoError(b.t, b.host.LinkSetMTU(link, 1400))
+	require.NoError(b.t, b.host.LinkSetAlias(link, "fabric port 7"))
+	require.NoError(b.t, b.host.SetPromiscOn(link))
+	for _, alt := range []string{"enp3s0f0", longName} {
+		require.NoError(b.t, b.host.LinkAddAltName(link, alt))
+	}
+	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25", "10.9.0.2 peer 10.9.0.1/30", "2001:db8::5/64")
+	for _, addr := range []netlink.Addr{
+		{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 0, 1), Mask: net.CIDRMask(24, 32)}, Label: nic + ":spare", Broadcast: net.IPv4(10, 5, 0, 77), Scope: unix.RT_SCOPE_LINK},
+		{IPNet: &net.IPNet{IP: net.IPv4(10, 6, 0, 1), Mask: net.CIDRMask(24, 32)}, Broadcast: net.IPv4zero, Flags: unix.IFA_F_NOPREFIXROUTE},
+		{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8:1::5"), Mask: net.CIDRMask(64, 128)}, ValidLft: 100000, PreferedLft: 50000, Flags: unix.IFA_F_NODAD},
+	} {
+		require.NoError(b.t, b.host.AddrAdd(link, &addr))
+	}
+}
+
+// withoutLifetimes makes snapshots of different seconds comparable.
+func withoutLifetimes(snapshot []string) []string {
+	out := make([]string, len(snapshot))
+	for i, s := range snapshot {
+		var st nicState
+		if err := json.Unmarshal([]byte(s), &st); err != nil {
+			panic(err) // it was made by this test
+		}
+		for j, a := range st.Addresses {
+			if a.Valid != forever {
+				st.Addresses[j].Valid, st.Addresses[j].Preferred = 1, 1
+			}
+		}
+		text, _ := json.Marshal(st)
+		out[i] = string(text)
+	}
+	return out
+}
+
+// vandalise does to the interface what a pod with the right to can do.
+func (b *bed) vandalise() {
+	b.t.Helper()
+	link := b.pod.mustLink(b.ifName)
+	require.NoError(b.t, b.pod.LinkSetDown(link))
+	require.NoError(b.t, b.pod.LinkSetName(link, "stolen"))
+	require.NoError(b.t, b.pod.LinkSetMTU(link, 1280))
+	require.NoError(b.t, b.pod.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 1}))
+	require.NoError(b.t, b.pod.SetPromiscOff(link))
+	require.NoError(b.t, b.pod.LinkSetAllmulticastOn(link))
+	require.NoError(b.t, b.pod.LinkSetARPOff(link))
+	require.NoError(b.t, b.pod.LinkDelAltName(link, "enp3s0f0"))
+	// A name of the host's must not keep the NIC in the pod.
+	for _, alt := range []string{"uplink0", "uplink-of-the-whole-node", nic, "pods-own"} {
+		require.NoError(b.t, b.pod.LinkAddAltName(link, alt))
+	}
+	addrs, err := b.pod.AddrList(link, netlink.FAMILY_ALL)
+	require.NoError(b.t, err)
+	for _, a := range addrs {
+		// A primary address takes its secondary ones with it.
+		if err := b.pod.AddrDel(link, &a); !errors.Is(err, unix.EADDRNOTAVAIL) {
+			require.NoError(b.t, err)
+		}
+	}
+	b.pod.address("stolen", "203.0.113.1/24")
+	require.NoError(b.t, b.pod.LinkSetUp(link))
+}
+
+// Everything that the NIC had comes back, whatever the pod did to it, also if the runtime calls twice.
+func TestEverythingIsRestored(t *testing.T) {
+	t.Parallel()
+	for _, sabotage := range []bool{false, true} {
+		b := newBed(t)
+		b.adorn()
+		b.host.veth("uplink0", b.leaf, "port2")
+		require.NoError(t, b.host.LinkAddAltName(b.host.mustLink("uplink0"), "uplink-of-the-whole-node"))
+		before := withoutLifetimes(b.host.snapshot())
+		log := b.must("ADD", b.single(routeFields(1, 19)))
+		require.Contains(t, log, "level=INFO")
+		if sabotage {
+			b.vandalise()
+		}
+		b.must("DEL", b.single())
+		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
+		require.Empty(t, b.recorded())
+		for _, a := range mustState(t, b.host, nic).Addresses {
+			if a.Local.String() == "2001:db8:1::5" {
+				require.InDelta(t, 100000, float64(a.Valid), 600)
+				require.InDelta(t, 50000, float64(a.Preferred), 600)
+			}
+		}
+		b.must("DEL", b.single())
+		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
+	}
+}
+
+func mustState(t *testing.T, s *space, name string) nicState {
+	t.Helper()
+	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
+	require.NoError(t, err)
+	defer side.close()
+	link, err := side.ByName(name)
+	require.NoError(t, err)
+	st, err := side.state(link)
+	require.NoError(t, err)
+	return st
+}
+
+// A pod's XDP program does not come home with the NIC, and the host's own is not taken off by an ADD that failed.
+func TestXDP(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	prog := testenv.XDP(t)
+	attach := func(s *space, name string, prog int) {
+		t.Helper()
+		link := s.mustLink(name)
+		s.do(func() error { return netlink.LinkSetXdpFdWithFlags(link, prog, nl.XDP_FLAGS_SKB_MODE) })
+	}
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	attach(b.pod, "net1", prog)
+	require.True(t, b.pod.mustLink("net1").Attrs().Xdp.Attached)
+	b.must("DEL", b.single())
+	b.requireHome(before)
+	require.False(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+
+	attach(b.host, nic, prog)
+	call := b.call("ADD", b.single())
+	call.path = t.TempDir() // no sub-plugin
+	_, _, failure := b.run(call)
+	require.NotNil(t, failure)
+	require.Equal(t, int(types.ErrPluginNotAvailable), int(failure.Code))
+	require.True(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+	require.Empty(t, b.recorded())
+}
+
+// A NIC that was down is down again.
+func TestDownStaysDown(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	require.NoError(t, b.host.LinkSetDown(b.host.mustLink(nic)))
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	require.True(t, isUp(b.pod.mustLink("net1")))
+	b.must("DEL", b.single())
+	b.requireHome(before)
+	require.False(t, isUp(b.host.mustLink(nic)))
+}
+
+// Another link has the NIC's name. The end fails, says so, goes on from there, and does not fail for ever.
+func TestDelWhenNameIsTaken(t *testing.T) {
+	t.Parallel()
+	for _, removed := range []bool{true, false} {
+		b := newBed(t)
+		b.host.address(nic, "10.1.2.130/25")
+		before := b.host.snapshot()
+		b.must("ADD", b.single())
+		b.host.veth(nic, b.leaf, "port2")
+
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "is on the host as amdnic0, but not as it was: another link is called eth1")
+		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses, "home in everything else")
+		require.Len(t, b.recorded(), 1)
+
+		if removed {
+			require.NoError(t, b.host.LinkDel(b.host.mustLink(nic)))
+			b.must("DEL", b.single())
+			b.must("DEL", b.single())
+			b.requireHome(before)
+			continue
+		}
+		_, _, failure = b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		log := b.must("DEL", b.single())
+		require.Contains(t, log, "The NIC is home and stays as it is")
+		require.Empty(t, b.recorded())
+		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses)
+	}
+}
+
+// The kernel does not take back what was recorded. That too is said, and not for ever.
+func TestDelWhenStateIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25")
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	changed := strings.Replace(string(data), `"mtu":1500`, `"mtu":1000000`, 1)
+	require.NotEqual(t, string(data), changed)
+	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
+	for range maxRefusals - 1 {
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "set MTU 1000000")
+		require.Equal(t, before, b.host.snapshot(), "all else is as it was")
+	}
+	require.Contains(t, b.must("DEL", b.single()), "set MTU 1000000")
+	b.requireHome(before)
+}
