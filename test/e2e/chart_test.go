@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -46,6 +47,7 @@ func TestChart(t *testing.T) {
 		{"Examples", (*T).runExamples},
 		{"Upgrade", (*T).upgradeUnderPods},
 		{"Privileges", (*T).dropPrivileges},
+		{"Pages", (*T).followPages},
 		{"Uninstall", (*T).uninstall},
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
@@ -103,7 +105,7 @@ func (e *T) runExamples() {
 	e.user("kubectl apply -f examples/pod-dummy.yaml")
 	e.running("dummy")
 	require.Empty(e, e.hasInterface("dummy", "net1"))
-	e.deletePods("dummy")
+	e.deleteUsers("dummy")
 
 	e.user("kubectl apply -f examples/nodeconfig-sriov.yaml")
 	e.waitDevices(node1, "fast-net", 0)
@@ -116,7 +118,7 @@ func (e *T) runExamples() {
 		}
 	}
 	require.Equal(e, []int{0, 1001, 1001, 1001}, e.vlans(e.nodes[0]))
-	e.deletePods("two-vfs", "class-parameters")
+	e.deleteUsers("two-vfs", "class-parameters")
 
 	e.user("kubectl apply -f examples/nodeconfig-both.yaml")
 	e.waitDevices(node1, "fast-net", 3)
@@ -124,7 +126,7 @@ func (e *T) runExamples() {
 	e.running("vf-or-dummy")
 	require.Empty(e, e.hasInterface("vf-or-dummy", "net1"))
 	require.Equal(e, []int{0, 0, 0, 1001}, e.vlans(e.nodes[0]), "it got the VF, which comes first")
-	e.deletePods("vf-or-dummy")
+	e.deleteUsers("vf-or-dummy")
 
 	// The other node gets its configuration by the operator.
 	node2 := e.nodes[1].Name()
@@ -165,7 +167,7 @@ func (e *T) upgradeUnderPods() {
 		}
 		for _, n := range e.nodes {
 			state[n.Name()] = fmt.Sprintf("%+v", e.hostState(n))
-			state["rows of "+n.Name()] = e.agentSays(n, "cilium-dbg statedb networkdriver-dra-allocations")
+			state["rows of "+n.Name()] = fmt.Sprintf("%+v", e.rows(n))
 		}
 		return state
 	}
@@ -184,11 +186,28 @@ kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=
 
 	e.user("kubectl apply -f examples/first-available.yaml")
 	e.running("vf-or-dummy")
-	e.deletePods(append(pods, "vf-or-dummy")...)
+	e.deleteUsers(append(pods, "vf-or-dummy")...)
 	for _, n := range e.nodes {
 		e.requireRestored(n, before[n.Name()])
-		require.JSONEq(e, "[]", e.agentSays(n, "cilium-dbg statedb networkdriver-dra-allocations"))
+		require.Empty(e, e.rows(n))
 	}
+}
+
+// rows returns the allocation table of the agent in its pod on a node, without what pods make of their devices.
+func (e *T) rows(n *lab.Node) []allocation {
+	e.Helper()
+	pod := e.agentPods()[n.Name()].Name
+	var rows []allocation
+	out := e.user("kubectl -n kube-system exec " + pod + " -c cilium-agent -- cilium-dbg statedb networkdriver-dra-allocations")
+	require.NoError(e, json.Unmarshal([]byte(out), &rows), out)
+	return rows
+}
+
+// deleteUsers deletes pods and waits until their devices are free.
+func (e *T) deleteUsers(pods ...string) {
+	e.Helper()
+	e.deletePods(pods...)
+	e.user("kubectl wait ndnc --all --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m")
 }
 
 // agentPods returns the agents of all nodes by these.
@@ -204,12 +223,6 @@ func (e *T) agentPods() map[string]corev1.Pod {
 		pods[pod.Spec.NodeName] = pod
 	}
 	return pods
-}
-
-// agentSays runs a command in the agent's container on a node.
-func (e *T) agentSays(n *lab.Node, command string) string {
-	e.Helper()
-	return e.user(fmt.Sprintf("kubectl -n kube-system exec %s -c cilium-agent -- %s", e.agentPods()[n.Name()].Name, command))
 }
 
 // uninstall removes the release: it says what stays, and the nodes are as they were.
