@@ -11,6 +11,8 @@ export CGO_ENABLED := 0
 # grpcnotrace leaves out the debug pages of grpc, and with them what keeps the linker from removing unused code.
 export GOFLAGS := $(GOFLAGS) -trimpath -tags=grpcnotrace
 GOBUILD := $(GO) build -ldflags "-s -w -X github.com/cilium/networkdriver/pkg/version.Version=$(VERSION)"
+# What go vet says of all packages is asked for once, by lint.
+GOTEST := $(GO) test -vet=off
 LAB := bin/lab
 HELM := bin/helm
 NODES ?= 1
@@ -84,43 +86,43 @@ check-generate: generate ## Fail when generated files are not up to date.
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
 test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's and the pages'. Privileged ones run as root.
-	CGO_ENABLED=1 $(GO) test -race $(UNIT)
-	$(GO) test ./test/chart ./test/docs
+	CGO_ENABLED=1 $(GOTEST) -race $(UNIT)
+	$(GOTEST) ./test/chart ./test/docs
 
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each; briefly as a part of make test.
-	$(GO) test -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
-	$(GO) test -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
-	$(GO) test -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+	$(GOTEST) -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
+	$(GOTEST) -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+	$(GOTEST) -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
 
 .PHONY: test-crash
 test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
-	NETWORKDRIVER_REQUIRE=privileged NETWORKDRIVER_CRASH=$(CRASH) $(GO) test -count=1 -v -timeout 60m -run '^TestKilledAnywhere$$' ./pkg/hostdevice
+	NETWORKDRIVER_REQUIRE=privileged NETWORKDRIVER_CRASH=$(CRASH) $(GOTEST) -count=1 -v -timeout 60m -run '^TestKilledAnywhere$$' ./pkg/hostdevice
 
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 	$(LAB) build --control-plane
-	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -count=1 -p 1 -run '^TestAPI' $(API)
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -count=1 -p 1 -run '^TestAPI' $(API)
 
 .PHONY: test-e2e
 test-e2e: IMAGE_ARCHS = amd64
 test-e2e: build images $(HELM) $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 60m -parallel 2 ./test/e2e
+	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 60m -parallel 2 ./test/e2e
 
 .PHONY: test-lab
 test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GO) test -count=1 -v -timeout 40m -run '^TestLab$$' ./test/lab
+	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 40m -run '^TestLab$$' ./test/lab
 
 .PHONY: bench
 bench: ## Benchmarks; ratios are of one run on this machine.
-	$(GO) test -run '^$$' -bench . -benchmem ./operator/... ./pkg/...
+	$(GOTEST) -run '^$$' -bench . -benchmem ./operator/... ./pkg/...
 
 .PHONY: bench-api
 bench-api: $(LAB) ## The operator over 5,000 nodes and 50 cluster configs on a real API server. Takes minutes.
 	$(LAB) build --control-plane
-	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GO) test -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
 
 .PHONY: demo
 demo: IMAGE_ARCHS = amd64

@@ -128,11 +128,17 @@ func (e *T) runExamples() {
 	require.Equal(e, []int{0, 0, 0, 1001}, e.vlans(e.nodes[0]), "it got the VF, which comes first")
 	e.deleteUsers("vf-or-dummy")
 
-	// The other node gets its configuration by the operator.
-	node2 := e.nodes[1].Name()
-	e.user("kubectl label node " + node2 + " node-role=sriov-worker; kubectl apply -f examples/clusterconfig.yaml")
-	e.waitDevices(node2, "sriov-pool", vfCount)
-	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + node1 + " ndnc/" + node2)
+	e.offerOnBoth()
+	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + node1 + " ndnc/" + e.nodes[1].Name())
+}
+
+// offerOnBoth configures one node by hand and the other by the operator.
+func (e *T) offerOnBoth() {
+	e.Helper()
+	e.user("kubectl label --overwrite node " + e.nodes[1].Name() + " node-role=sriov-worker; kubectl apply -f examples/clusterconfig.yaml -f examples/nodeconfig-both.yaml")
+	for _, n := range e.nodes {
+		e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	}
 }
 
 // vlans returns the VLANs of a node's VFs, sorted.
@@ -158,16 +164,16 @@ func (e *T) upgradeUnderPods() {
 	e.running(pods...)
 	e.reaches("app-a", "192.0.2.2")
 	e.doesNotReach("app-a", "192.0.2.3")
-	used := func() map[string]string {
-		state := map[string]string{}
+	used := func() map[string]any {
+		state := map[string]any{}
 		for pod, name := range interfaces {
 			object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 			require.NoError(e, err)
 			state[pod] = fmt.Sprint(object.UID, object.Status.ContainerStatuses[0].RestartCount, e.mustInPod(pod, "ip -o -d link show "+name))
 		}
 		for _, n := range e.nodes {
-			state[n.Name()] = fmt.Sprintf("%+v", e.hostState(n))
-			state["rows of "+n.Name()] = fmt.Sprintf("%+v", e.rows(n))
+			state[n.Name()] = e.hostState(n)
+			state["rows of "+n.Name()] = e.rows(n)
 		}
 		return state
 	}

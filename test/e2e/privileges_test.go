@@ -30,17 +30,17 @@ type privilege struct {
 // privileges are all that the chart gives the agent, but for SYS_PTRACE and the host's process ids, without which it
 // does not find a namespace that only a process of another user holds: the chart's TestCapabilities has that.
 var privileges = []privilege{
-	{name: "token", drop: mount("token"), log: `serviceaccount/token: no such file`},
+	{name: "kube-api-access", drop: mount("kube-api-access"), log: `serviceaccount/token: no such file`},
 	{name: "config", drop: mount("config"), log: `/etc/cilium-network-driver.*no such file`},
 	{name: "run", drop: mount("run"), log: `/cilium.*read-only file system`},
 	{name: "kubelet-plugins", drop: mount("kubelet-plugins"), log: `/plugins.*read-only file system`},
 	{name: "kubelet-registry", drop: mount("kubelet-registry"), log: `plugins_registry.*(read-only file system|no such file)`},
-	{name: "nri", drop: mount("nri"), log: `nri.sock.*no such file`},
-	{name: "netns", drop: mount("netns"), pod: `no such file`},
+	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},
+	{name: "netns", drop: mount("netns"), pod: `network namespace .* of the pod is gone`},
 	{name: "sys-devices", drop: mount("sys-devices"), log: `ens1f0`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
 	{name: "sys-class-net", drop: mount("sys-class-net"), log: `ens1f0`},
-	{name: "host-network", drop: func(s *corev1.PodSpec) { s.HostNetwork = false; s.Containers[0].Ports = nil }, log: `ens1f0`},
+	{name: "host-network", drop: func(s *corev1.PodSpec) { s.HostNetwork = false; s.Containers[0].Ports = nil }, pod: `Link not found|no such device|not found`},
 	{name: "root", drop: func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = ptr.To[int64](65532) }, log: `permission denied`},
 	{name: "net-admin", drop: capability("NET_ADMIN"), pod: `operation not permitted`},
 	{name: "sys-admin", drop: capability("SYS_ADMIN"), pod: `operation not permitted`},
@@ -63,8 +63,7 @@ func capability(name corev1.Capability) func(*corev1.PodSpec) {
 
 // dropPrivileges runs the agent of the chart without each of its privileges in turn, so that none is there without need.
 func (e *T) dropPrivileges() {
-	e.user("kubectl apply -f examples/nodeconfig-both.yaml")
-	e.waitDevices("node2", "sriov-pool", vfCount)
+	e.offerOnBoth()
 	set, err := e.Client.AppsV1().DaemonSets("kube-system").Get(e.ctx, "cilium-network-driver", metav1.GetOptions{})
 	require.NoError(e, err)
 	template := set.Spec.Template
@@ -129,4 +128,5 @@ func (e *T) runWithout(p privilege, template corev1.PodTemplateSpec) {
 	require.NoError(e, err)
 	e.eventually("event of the pod", func() string { return says(strings.Join(e.events(user), "\n"), p.pod) })
 	e.deletePods(user)
+	e.user("kubectl wait ndnc/" + e.node.Name() + " --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m")
 }

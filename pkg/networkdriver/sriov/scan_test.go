@@ -233,3 +233,15 @@ func BenchmarkScan256(b *testing.B) {
 		}
 	}
 }
+
+// TestNoPCI tells a machine without a PCI bus from a sysfs that is not there, such as a mount that is missing.
+func TestNoPCI(t *testing.T) {
+	node := newTree(t)
+	node.remove("bus/pci")
+	addrs, err := sysfs{root: node.path()}.pciAddrs()
+	require.NoError(t, err)
+	require.Empty(t, addrs)
+	node.remove("bus")
+	_, err = sysfs{root: node.path()}.pciAddrs()
+	require.ErrorContains(t, err, "list PCI devices: open "+node.path("bus/pci/devices")+": no such file")
+}

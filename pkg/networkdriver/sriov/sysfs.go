@@ -68,11 +68,13 @@ type virtFn struct {
 	id     int
 }
 
-// pciAddrs lists all PCI devices. A machine without a PCI bus has none.
+// pciAddrs lists all PCI devices. A machine without a PCI bus has none, but has buses.
 func (s sysfs) pciAddrs() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.root, "bus/pci/devices"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		if _, noBuses := os.Stat(filepath.Join(s.root, "bus")); noBuses == nil {
+			return nil, nil
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list PCI devices: %w", err)
