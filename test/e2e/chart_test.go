@@ -233,6 +233,7 @@ func (e *T) agentPods() map[string]corev1.Pod {
 
 // uninstall removes the release: it says what stays, and the nodes are as they were.
 func (e *T) uninstall() {
+	e.offerOnBoth()
 	out := e.user("helm uninstall network-driver -n kube-system --wait --timeout=3m")
 	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnodes.cilium.io"} {
 		require.Contains(e, out, name, "it is said to stay")

@@ -89,7 +89,9 @@ kubectl -n kube-system wait pod -l app.kubernetes.io/component=agent --for=delet
 		}
 	})
 	e.user(`helm upgrade network-driver ./install/helm/cilium-network-driver -n kube-system --reuse-values --set agent.nodeSelector.none=null
-kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m`)
+kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m
+kubectl wait pods --all --for=delete --timeout=3m
+kubectl wait ndnc --all --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m`)
 }
 
 // runWithout runs the agent on a node without a privilege until it has said what it lacks.
@@ -122,11 +124,12 @@ func (e *T) runWithout(p privilege, template corev1.PodTemplateSpec) {
 	e.eventually("log of the agent without "+p.name, func() string { return says(log(), "Registered with kubelet") })
 	user := "without-" + p.name
 	object := e.podObject(user, e.node.Name())
+	object.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1)
 	object.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: ptr.To("sriov-vlan1001")}}
 	object.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
 	_, err = e.Client.CoreV1().Pods(e.ns).Create(e.ctx, object, metav1.CreateOptions{})
 	require.NoError(e, err)
 	e.eventually("event of the pod", func() string { return says(strings.Join(e.events(user), "\n"), p.pod) })
-	e.deletePods(user)
-	e.user("kubectl wait ndnc/" + e.node.Name() + " --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m")
+	// The pod and its claim stay until an agent that can has freed the device.
+	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, user, metav1.DeleteOptions{}))
 }
