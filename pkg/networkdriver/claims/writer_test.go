@@ -239,6 +239,13 @@ func TestWriterAfterRestart(t *testing.T) {
 	f.run()
 	f.settled()
 	f.attach("a") // the runtime says that it is still there
+	// The markers are other claims: a worker may be done with one while another has this claim yet before it.
+	require.Eventually(t, func() bool {
+		unlock, err := f.writer.claims.lock(t.Context(), string(claim.UID))
+		require.NoError(t, err)
+		defer unlock()
+		return f.writer.knowledge(RefOf(claim)).wanted[0].IfName != ""
+	}, waitFor, tick)
 	f.settled()
 	_, now := f.api.counts()
 	require.Equal(t, writes+2, now, "the two markers")
