@@ -88,8 +88,7 @@ kubectl -n kube-system wait pod -l app.kubernetes.io/component=agent --for=delet
 			})
 		}
 	})
-	e.user(`helm upgrade network-driver ./install/helm/cilium-network-driver -n kube-system --reuse-values --set agent.nodeSelector.none=null
-kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m
+	e.user(install + `
 kubectl wait pods --all --for=delete --timeout=3m
 kubectl wait ndnc --all --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m`)
 }
