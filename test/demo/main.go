@@ -126,7 +126,7 @@ func (d *demo) show(ctx context.Context) error {
 		}
 		fmt.Printf("\n### What the agent on %s knows\n", n.Name())
 		// The agent on a node is asked by the name of its pod.
-		agent := fmt.Sprintf("$(kubectl -n kube-system get pod -o name -l app.kubernetes.io/component=agent --field-selector spec.nodeName=%s)", n.Name())
+		agent := fmt.Sprintf("$(kubectl -n kube-system get pod -o name -l app.kubernetes.io/name=cilium-network-driver,app.kubernetes.io/component=agent --field-selector spec.nodeName=%s)", n.Name())
 		exec := "kubectl -n kube-system exec " + agent + " -c cilium-agent -- cilium-dbg "
 		if err := d.shell(ctx, exec+"networkdriver"); err != nil {
 			return err

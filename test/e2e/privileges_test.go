@@ -71,7 +71,7 @@ func (e *T) dropPrivileges() {
 		require.True(e, slices.ContainsFunc(privileges, func(p privilege) bool { return p.name == v.Name }), "mount %s is not tried", v.Name)
 	}
 	e.user(`helm upgrade network-driver ./install/helm/cilium-network-driver -n kube-system --reuse-values --set agent.nodeSelector.none=here
-kubectl -n kube-system wait pod -l app.kubernetes.io/component=agent --for=delete --timeout=3m`)
+kubectl -n kube-system wait pod -l app.kubernetes.io/name=cilium-network-driver,app.kubernetes.io/component=agent --for=delete --timeout=3m`)
 	nodes := make(chan *lab.Node, len(e.nodes))
 	for _, n := range e.nodes {
 		nodes <- n
