@@ -4,6 +4,7 @@
 package chart
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -88,7 +89,7 @@ func (c *cluster) apply(t *testing.T, release string, options metav1.PatchOption
 			annotations = map[string]string{}
 		}
 		annotations["meta.helm.sh/release-name"] = release
-		annotations["meta.helm.sh/release-namespace"] = object.GetNamespace()
+		annotations["meta.helm.sh/release-namespace"] = cmp.Or(object.GetNamespace(), "kube-system")
 		object.SetAnnotations(annotations)
 		data, err := json.Marshal(object)
 		require.NoError(t, err)
@@ -181,15 +182,17 @@ func (c *cluster) testRefusals(t *testing.T) {
 	config.Object["data"] = map[string]any{"enable-cilium-network-driver": "true"}
 	require.NoError(t, c.apply(t, "cni", metav1.PatchOptions{}, config))
 	require.ErrorContains(t, over("network-driver", "kube-system"), "Cilium's own network driver is enabled (ConfigMap kube-system/cilium-config)")
+	require.ErrorContains(t, over("network-driver", "networking"), "Cilium's own network driver is enabled (ConfigMap kube-system/cilium-config)")
 	require.NoError(t, c.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), "cilium-config", metav1.DeleteOptions{}))
 }
 
 // testCiliumNodes is about whose the CRDs are.
 func (c *cluster) testCiliumNodes(t *testing.T) {
+	namespace := "kube-system"
 	crds := func(values map[string]any) []string {
 		values["networkDriver"] = map[string]any{"enabled": true}
 		var names []string
-		for _, object := range objects(t, render(t, values, Options{Cluster: c.config}).YAML()) {
+		for _, object := range objects(t, render(t, values, Options{Cluster: c.config, Namespace: namespace}).YAML()) {
 			if object.GetKind() == "CustomResourceDefinition" {
 				names = append(names, object.GetName())
 			}
@@ -213,6 +216,10 @@ func (c *cluster) testCiliumNodes(t *testing.T) {
 	}
 	require.Equal(t, driver, crds(map[string]any{}), "the next upgrade leaves the CiliumNodes' alone")
 	require.True(t, makes(), "and the agents go on with them")
+	// The CRDs stay when the release is uninstalled. Helm refuses an object of a release of another namespace.
+	namespace = "networking"
+	require.Empty(t, crds(map[string]any{}), "a release of the same name elsewhere leaves them alone")
+	namespace = "kube-system"
 	c.mapper.Reset()
 
 	// Cilium comes and takes it over; the driver's own come from somewhere else.

@@ -43,7 +43,7 @@ func object(t *testing.T, format string, args ...any) *unstructured.Unstructured
 	return o
 }
 
-func slice(t *testing.T, name, driver, where string) *unstructured.Unstructured {
+func slice(t *testing.T, name, driver, pool, where string) *unstructured.Unstructured {
 	t.Helper()
 	return object(t, `
 apiVersion: resource.k8s.io/v1
@@ -52,15 +52,15 @@ metadata: {name: %s}
 spec:
   driver: %s
   %s
-  pool: {name: a-pool, generation: 1, resourceSliceCount: 1}
+  pool: {name: %s, generation: 1, resourceSliceCount: 1}
   devices: []
-`, name, driver, where)
+`, name, driver, where, pool)
 }
 
 func createSlice(t *testing.T, client dynamic.Interface, name, node string, dryRun ...string) error {
 	t.Helper()
 	_, err := client.Resource(sliceResource).Create(t.Context(),
-		slice(t, name, v2alpha1.DefaultDriverName, "nodeName: "+node), metav1.CreateOptions{DryRun: dryRun})
+		slice(t, name, v2alpha1.DefaultDriverName, node+"/a-pool", "nodeName: "+node), metav1.CreateOptions{DryRun: dryRun})
 	return err
 }
 
@@ -162,7 +162,7 @@ func (c *cluster) testPolicies(t *testing.T) {
 	t.Run("Accepted", func(t *testing.T) {
 		require.NoError(t, createSlice(t, agent, "own", "worker1"))
 		slices := agent.Resource(sliceResource)
-		present, err := slices.Get(t.Context(), "own", metav1.GetOptions{})
+		present, err := c.objects.Resource(sliceResource).Get(t.Context(), "own", metav1.GetOptions{})
 		require.NoError(t, err)
 		present.SetLabels(map[string]string{"a": "b"})
 		_, err = slices.Update(t.Context(), present, metav1.UpdateOptions{})
@@ -197,12 +197,50 @@ func (c *cluster) testPolicies(t *testing.T) {
 		want string
 	}{
 		"slice of all nodes": {
-			func() error { return create(agent, slice(t, "x", v2alpha1.DefaultDriverName, "allNodes: true")) },
+			func() error {
+				return create(agent, slice(t, "x", v2alpha1.DefaultDriverName, "worker1/a-pool", "allNodes: true"))
+			},
 			"may not write the ResourceSlice of no single node",
 		},
 		"slice of another driver": {
-			func() error { return create(agent, slice(t, "x", "gpu.example.com", "nodeName: worker1")) },
+			func() error {
+				return create(agent, slice(t, "x", "gpu.example.com", "worker1/a-pool", "nodeName: worker1"))
+			},
 			"spec.driver: gpu.example.com is not among the chart's driverNames, which are networkdriver.cilium.io",
+		},
+		"slice whose devices choose their nodes": {
+			func() error {
+				return create(agent, slice(t, "x", v2alpha1.DefaultDriverName, "worker1/a-pool", "perDeviceNodeSelection: true"))
+			},
+			"may not write the ResourceSlice of no single node",
+		},
+		// The scheduler knows a pool by driver and name: a newer generation of it, or a device of the same name, would take
+		// the other node's devices away.
+		"slice in another node's pool": {
+			func() error {
+				return create(agent, slice(t, "x", v2alpha1.DefaultDriverName, "worker2/a-pool", "nodeName: worker1"))
+			},
+			"spec.pool.name: the agent of node worker1 may not write worker2/a-pool, for the names of its pools begin with worker1/",
+		},
+		"slice in the pool of a node with a longer name": {
+			func() error {
+				return create(agent, slice(t, "x", v2alpha1.DefaultDriverName, "worker10/a-pool", "nodeName: worker1"))
+			},
+			"spec.pool.name: the agent of node worker1 may not write worker10/a-pool",
+		},
+		"apply another node's slice": {
+			func() error {
+				_, err := agent.Resource(sliceResource).Apply(t.Context(), "x",
+					slice(t, "x", v2alpha1.DefaultDriverName, "worker2/a-pool", "nodeName: worker2"), metav1.ApplyOptions{FieldManager: "x", DryRun: dryRun})
+				return err
+			},
+			"the agent of node worker1 may not write the ResourceSlice of node worker2",
+		},
+		"delete all slices": {
+			func() error {
+				return agent.Resource(sliceResource).DeleteCollection(t.Context(), metav1.DeleteOptions{DryRun: dryRun}, metav1.ListOptions{})
+			},
+			"the agent of node worker1 may not write the ResourceSlice of node worker2",
 		},
 		"delete another node's slice": {
 			func() error {
@@ -229,6 +267,20 @@ func (c *cluster) testPolicies(t *testing.T) {
 				return err
 			},
 			"may not write the CiliumNetworkDriverNodeConfig of node worker2",
+		},
+		"delete another node's config": {
+			func() error {
+				return agent.Resource(nodeConfigResource).Delete(t.Context(), "worker2", metav1.DeleteOptions{DryRun: dryRun})
+			},
+			"may not write the CiliumNetworkDriverNodeConfig of node worker2",
+		},
+		"another CiliumNode by a generated name": {
+			func() error {
+				_, err := agent.Resource(ciliumNodeResource).Create(t.Context(),
+					object(t, "{apiVersion: cilium.io/v2, kind: CiliumNode, metadata: {generateName: worker1}}"), metav1.CreateOptions{DryRun: dryRun})
+				return err
+			},
+			"may not write the CiliumNode of node worker1",
 		},
 		"another CiliumNode": {
 			func() error { return createCiliumNode(t, agent, "worker2", dryRun...) },
@@ -333,6 +385,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		require.ErrorContains(t, err, words)
 		require.ErrorContains(t, claim(driver, parameters), words)
 	}
+	c.testNumberForms(t)
+	c.testLargestParameters(t)
 	c.testOldParameters(t)
 }
 

@@ -36,6 +36,14 @@ func TestSchema(t *testing.T) {
 		{"agent.nriPluginIndex=5", "/agent/nriPluginIndex", "want string"},
 		{"agent.extraConfig.a.b=c", "/agent/extraConfig/a", "got object"},
 		{"agent.capabilities={cap_net_admin}", "/agent/capabilities/0", "does not match pattern"},
+		{"agent.kubeletRootDir=/var/lib/kubelet #b", "/agent/kubeletRootDir", "does not match pattern"},
+		{"agent.nriSocketPath=/nri.sock", "/agent/nriSocketPath", "does not match pattern"},
+		{"agent.priorityClassName=a: b", "/agent/priorityClassName", "does not match pattern"},
+		{`agent.podLabels.app\.kubernetes\.io/name=x`, "/agent/podLabels/app.kubernetes.io~1name", "false schema"},
+		{"operator.podAnnotations.checksum/config=x", "/operator/podAnnotations/checksum~1config", "false schema"},
+		{"networkDriver=null", "", "missing property 'networkDriver'"},
+		{"driverNames=null", "", "missing property 'driverNames'"},
+		{"admissionPolicies.agents=null", "/admissionPolicies", "missing property 'agents'"},
 		{"operator.replicas=0", "/operator/replicas", "minimum"},
 		{"operator.leaderElection.leaseDuration=15", "/operator/leaderElection/leaseDuration", "want string"},
 		{"operator.leaderElection.leaseDuration=15 s", "/operator/leaderElection/leaseDuration", "does not match pattern"},
@@ -51,6 +59,41 @@ func TestSchema(t *testing.T) {
 			require.ErrorContains(t, err, test.why)
 		})
 	}
+}
+
+// TestNoValue takes away one value after the other, as `--set value=null` does, and as `--reuse-values` does with those
+// that a new version of the chart has added. It must not be without the admission policies in silence.
+func TestNoValue(t *testing.T) {
+	c, err := Load()
+	require.NoError(t, err)
+	var try func(path []string, values map[string]any)
+	try = func(path []string, values map[string]any) {
+		for name, value := range values {
+			here := append(slices.Clone(path), name)
+			without := map[string]any{name: nil}
+			for _, outer := range slices.Backward(path) {
+				without = map[string]any{outer: without}
+			}
+			_, err := Render(without, Options{})
+			if mayLack[name] {
+				require.NoError(t, err, here)
+				continue
+			}
+			require.ErrorContains(t, err, "missing property '"+name+"'", here)
+			if group, ok := value.(map[string]any); ok {
+				try(here, group)
+			}
+		}
+	}
+	try(nil, c.Values)
+}
+
+// mayLack are the values that may be missing: those with Kubernetes' form, which has its own defaults, and those that
+// are empty by default.
+var mayLack = map[string]bool{
+	"tag": true, "digest": true, "imagePullSecrets": true, "annotations": true, "labels": true, "extraConfig": true, "extraEnv": true,
+	"appArmorProfile": true, "seLinuxOptions": true, "updateStrategy": true, "nodeSelector": true, "affinity": true, "tolerations": true,
+	"resources": true, "podAnnotations": true, "podLabels": true,
 }
 
 // TestSchemaIsComplete compares the schema's properties with the default values. The other direction is the

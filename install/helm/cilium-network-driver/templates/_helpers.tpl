@@ -23,10 +23,13 @@ network. `lookup` finds nothing in `helm template`, so that Cilium's usual name 
 {{- if eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" $object) $.Release.Name -}}
 {{- fail (printf "release %q in namespace %q holds Cilium (%s %s), which this chart would remove; %s" $.Release.Name $.Release.Namespace $kind $name $advice) -}}
 {{- end -}}
-{{- if and (eq $kind "ConfigMap") $.Values.networkDriver.enabled (or (eq (dig "data" "enable-network-driver" "" $object) "true") (eq (dig "data" "enable-cilium-network-driver" "" $object) "true")) -}}
-{{- fail (printf "Cilium's own network driver is enabled (ConfigMap %s/%s): two drivers cannot share a node; disable one of them" $.Release.Namespace $name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- range $namespace := uniq (list .Release.Namespace "kube-system") -}}
+{{- $config := lookup "v1" "ConfigMap" $namespace "cilium-config" -}}
+{{- if and $.Values.networkDriver.enabled (or (eq (dig "data" "enable-network-driver" "" $config) "true") (eq (dig "data" "enable-cilium-network-driver" "" $config) "true")) -}}
+{{- fail (printf "Cilium's own network driver is enabled (ConfigMap %s/cilium-config): two drivers cannot share a node; disable one of them" $namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -49,7 +52,7 @@ true
 {{/* Labels of every object. */}}
 {{- define "network-driver.labels" -}}
 app.kubernetes.io/name: cilium-network-driver
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: cilium-network-driver
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -59,7 +62,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Labels that find the pods of a component; called with a dict of component and root. */}}
 {{- define "network-driver.selector" -}}
 app.kubernetes.io/name: cilium-network-driver
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -90,6 +93,11 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
 [{{ range $i, $name := .Values.driverNames }}{{ if $i }}, {{ end }}{{ squote $name }}{{ end }}]
 {{- end -}}
 
+{{/* A flag's value. Numbers from a file of values are floats, which would be written 1e+06. */}}
+{{- define "network-driver.flag" -}}
+{{- if kindIs "float64" . -}}{{- if eq . (floor .) -}}{{- int64 . -}}{{- else -}}{{- toString . -}}{{- end -}}{{- else -}}{{- toString . -}}{{- end -}}
+{{- end -}}
+
 {{/* The agent's flags as a map of strings. */}}
 {{- define "network-driver.agentConfig" -}}
 {{- $config := dict
@@ -100,8 +108,8 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
   "nri-socket-path" .Values.agent.nriSocketPath
   "nri-plugin-index" .Values.agent.nriPluginIndex
   "sysfs-path" "/host/sys"
-  "k8s-client-qps" (toString .Values.agent.k8sClient.qps)
-  "k8s-client-burst" (toString .Values.agent.k8sClient.burst)
+  "k8s-client-qps" (include "network-driver.flag" .Values.agent.k8sClient.qps)
+  "k8s-client-burst" (include "network-driver.flag" .Values.agent.k8sClient.burst)
 -}}
 {{- if .Values.agent.prometheus.enabled -}}
 {{- $_ := set $config "prometheus-serve-addr" (printf ":%v" .Values.agent.prometheus.port) -}}
@@ -110,7 +118,7 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
 {{- $_ := set $config "auto-create-cilium-node-resource" "true" -}}
 {{- end -}}
 {{- range $flag, $value := .Values.agent.extraConfig -}}
-{{- $_ := set $config $flag (toString $value) -}}
+{{- $_ := set $config $flag (include "network-driver.flag" $value) -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
@@ -127,14 +135,14 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
   "leader-election-renew-deadline" .Values.operator.leaderElection.renewDeadline
   "leader-election-retry-period" .Values.operator.leaderElection.retryPeriod
   "network-driver-refresh-interval" .Values.operator.refreshInterval
-  "network-driver-write-qps" (toString .Values.operator.writes.qps)
-  "network-driver-write-burst" (toString .Values.operator.writes.burst)
+  "network-driver-write-qps" (include "network-driver.flag" .Values.operator.writes.qps)
+  "network-driver-write-burst" (include "network-driver.flag" .Values.operator.writes.burst)
 -}}
 {{- if .Values.operator.prometheus.enabled -}}
 {{- $_ := set $config "prometheus-serve-addr" (printf ":%v" .Values.operator.prometheus.port) -}}
 {{- end -}}
 {{- range $flag, $value := .Values.operator.extraConfig -}}
-{{- $_ := set $config $flag (toString $value) -}}
+{{- $_ := set $config $flag (include "network-driver.flag" $value) -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
