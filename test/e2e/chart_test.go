@@ -68,6 +68,11 @@ func (e *T) guardChart() {
 		before[n.Name()] = e.hostState(n)
 	}
 	require.NoError(e, e.Uninstall(e.ctx))
+	// First, so that it is done last, and for the tests after this one also where the release cannot be removed.
+	e.atEnd(func() {
+		require.NoError(e, e.DeleteCRDs(e.ctx))
+		require.NoError(e, installDaemons(e.ctx))
+	})
 	e.atEnd(func() {
 		if e.Failed() {
 			e.dump()
@@ -84,8 +89,6 @@ kubectl label nodes --all node-role-`)
 		for _, n := range e.nodes {
 			e.requireRestored(n, before[n.Name()])
 		}
-		require.NoError(e, e.DeleteCRDs(e.ctx))
-		require.NoError(e, installDaemons(e.ctx))
 	})
 }
 
