@@ -15,6 +15,8 @@ import (
 func (e *T) followPages() {
 	blocks, err := docs.Blocks(repository)
 	require.NoError(e, err)
+	// The pages begin where nothing is configured.
+	e.user("kubectl delete ndcc,ndnc --all --timeout=1m; kubectl label nodes --all node-role-")
 	ran := 0
 	for _, b := range blocks {
 		if b.Lang != docs.Shell {
