@@ -237,10 +237,13 @@ func (e *T) agentPods() map[string]corev1.Pod {
 // uninstall removes the release: it says what stays, and the nodes are as they were.
 func (e *T) uninstall() {
 	e.offerOnBoth()
+	e.user("kubectl wait ndnc --all --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m")
 	out := e.user("helm uninstall network-driver -n kube-system --wait --timeout=3m")
-	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnodes.cilium.io"} {
+	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io"} {
 		require.Contains(e, out, name, "it is said to stay")
 	}
+	// The CRD of CiliumNodes is made once, where there is none, and belongs to no release after the first.
+	e.user("kubectl get crd ciliumnodes.cilium.io")
 	e.user("kubectl get ndnc/node1 ndcc/sriov-workers")
 	for _, n := range e.nodes {
 		e.eventually("slices of "+n.Name(), func() string {
