@@ -102,7 +102,7 @@ test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. M
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 	$(LAB) build --control-plane
-	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -count=1 -p 1 -run '^TestAPI' $(API)
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -count=1 -p 2 -run '^TestAPI' $(API)
 
 .PHONY: test-e2e
 test-e2e: IMAGE_ARCHS = amd64

@@ -45,7 +45,6 @@ func TestChart(t *testing.T) {
 		run  func(*T)
 	}{
 		{"Examples", (*T).runExamples},
-		{"Upgrade", (*T).upgradeUnderPods},
 		{"Privileges", (*T).dropPrivileges},
 		{"Pages", (*T).followPages},
 		{"Uninstall", (*T).uninstall},
@@ -100,39 +99,50 @@ func (e *T) user(script string) string {
 	return out
 }
 
-// runExamples runs all examples as they are.
+// runExamples configures the nodes as the examples do, runs the pods of them all, and changes a value of the release
+// while they use their devices.
 func (e *T) runExamples() {
 	node1 := e.node.Name()
-	e.user("kubectl apply -f examples/nodeconfig-dummy.yaml")
+	e.user("kubectl apply -f examples/nodeconfig-dummy.yaml -f examples/pod-dummy.yaml")
 	e.waitDevices(node1, "fast-net", 3)
-	e.user("kubectl apply -f examples/pod-dummy.yaml")
 	e.running("dummy")
-	require.Empty(e, e.hasInterface("dummy", "net1"))
-	e.deleteUsers("dummy")
-
-	e.user("kubectl apply -f examples/nodeconfig-sriov.yaml")
-	e.waitDevices(node1, "fast-net", 0)
-	e.waitDevices(node1, "sriov-pool", vfCount)
-	e.user("kubectl apply -f examples/two-requests.yaml -f examples/class-parameters.yaml")
-	e.running("two-vfs", "class-parameters")
-	for pod, interfaces := range map[string][]string{"two-vfs": {"left0", "right0"}, "class-parameters": {"fast0"}} {
-		for _, name := range interfaces {
-			require.Empty(e, e.hasInterface(pod, name))
-		}
-	}
-	require.Equal(e, []int{0, 1001, 1001, 1001}, e.vlans(e.nodes[0]))
-	e.deleteUsers("two-vfs", "class-parameters")
-
-	e.user("kubectl apply -f examples/nodeconfig-both.yaml")
-	e.waitDevices(node1, "fast-net", 3)
-	e.user("kubectl apply -f examples/first-available.yaml")
-	e.running("vf-or-dummy")
-	require.Empty(e, e.hasInterface("vf-or-dummy", "net1"))
-	require.Equal(e, []int{0, 0, 0, 1001}, e.vlans(e.nodes[0]), "it got the VF, which comes first")
-	e.deleteUsers("vf-or-dummy")
 
 	e.offerOnBoth()
 	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + node1 + " ndnc/" + e.nodes[1].Name())
+	before := map[string]hostState{}
+	for _, n := range e.nodes {
+		before[n.Name()] = e.hostState(n)
+	}
+	e.user(`
+# The pod that wants two VFs of one node comes first, and the one that takes the second best after it.
+for example in two-requests first-available class-parameters pods-vlan; do kubectl apply -f examples/$example.yaml; done`)
+	e.running(slices.Sorted(maps.Keys(exampleInterfaces))...)
+	for pod, names := range exampleInterfaces {
+		for _, name := range names {
+			require.Empty(e, e.hasInterface(pod, name))
+		}
+	}
+	vlans := append(e.vlans(e.nodes[0]), e.vlans(e.nodes[1])...)
+	slices.Sort(vlans)
+	require.Equal(e, []int{0, 1001, 1001, 1001, 1001, 1001, 1001, 1002}, vlans)
+
+	e.upgradeUnderPods()
+
+	// The new agents free what the old ones have attached, and serve a new pod.
+	e.deleteUsers(slices.Collect(maps.Keys(exampleInterfaces))...)
+	for _, n := range e.nodes {
+		e.requireRestored(n, before[n.Name()])
+		require.Empty(e, e.rows(n))
+	}
+	e.user("kubectl apply -f examples/first-available.yaml")
+	e.running("vf-or-dummy")
+	e.deleteUsers("vf-or-dummy")
+}
+
+// exampleInterfaces are the pods of the examples and their interfaces.
+var exampleInterfaces = map[string][]string{
+	"dummy": {"net1"}, "two-vfs": {"left0", "right0"}, "vf-or-dummy": {"net1"}, "class-parameters": {"fast0"},
+	"app-a": {"sriov0"}, "app-b": {"sriov0"}, "app-c": {"sriov0"},
 }
 
 // offerOnBoth configures one node by hand and the other by the operator.
@@ -155,24 +165,19 @@ func (e *T) vlans(n *lab.Node) []int {
 	return vlans
 }
 
-// upgradeUnderPods changes a value of the release while pods of both nodes use devices.
+// upgradeUnderPods changes a value of the release while the examples' pods on both nodes use devices.
 func (e *T) upgradeUnderPods() {
-	before := map[string]hostState{}
-	for _, n := range e.nodes {
-		before[n.Name()] = e.hostState(n)
-	}
-	e.user("kubectl apply -f examples/pods-vlan.yaml -f examples/pod-dummy.yaml")
-	interfaces := map[string]string{"app-a": "sriov0", "app-b": "sriov0", "app-c": "sriov0", "dummy": "net1"}
-	pods := slices.Sorted(maps.Keys(interfaces))
-	e.running(pods...)
 	e.reaches("app-a", "192.0.2.2")
 	e.doesNotReach("app-a", "192.0.2.3")
 	used := func() map[string]any {
 		state := map[string]any{}
-		for pod, name := range interfaces {
+		for pod, names := range exampleInterfaces {
 			object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 			require.NoError(e, err)
-			state[pod] = fmt.Sprint(object.UID, object.Status.ContainerStatuses[0].RestartCount, e.mustInPod(pod, "ip -o -d link show "+name))
+			state[pod] = fmt.Sprint(object.UID, object.Status.ContainerStatuses[0].RestartCount)
+			for _, name := range names {
+				state[pod+" "+name] = e.mustInPod(pod, "ip -o -d link show "+name)
+			}
 		}
 		for _, n := range e.nodes {
 			state[n.Name()] = e.hostState(n)
@@ -192,14 +197,6 @@ kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=
 	require.Empty(e, cmp.Diff(was, used()), "what pods use, and what the agents know of it")
 	e.reaches("app-a", "192.0.2.2")
 	e.doesNotReach("app-a", "192.0.2.3")
-
-	e.user("kubectl apply -f examples/first-available.yaml")
-	e.running("vf-or-dummy")
-	e.deleteUsers(append(pods, "vf-or-dummy")...)
-	for _, n := range e.nodes {
-		e.requireRestored(n, before[n.Name()])
-		require.Empty(e, e.rows(n))
-	}
 }
 
 // rows returns the allocation table of the agent in its pod on a node, without what pods make of their devices.

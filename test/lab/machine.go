@@ -4,6 +4,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -125,8 +126,25 @@ func (a *NodeArtifacts) probeKVM(ctx context.Context) bool {
 		"-kernel", a.Kernel, "-initrd", a.Initrd, "-append", "console=ttyS0 panic=-1 intel_iommu=on "+guest.ProbeArg)
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), env...)
-	out, err := cmd.Output()
-	return err == nil && strings.Contains(string(out), guest.ProbeAnswer)
+	out := &watched{text: []byte("KVM internal error"), seen: cancel}
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
+	return err == nil && bytes.Contains(out.Bytes(), []byte(guest.ProbeAnswer))
+}
+
+// watched collects output, and calls seen when the text is in it. QEMU stays where KVM gives a guest up.
+type watched struct {
+	bytes.Buffer
+	text []byte
+	seen func()
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	n, err := w.Buffer.Write(p)
+	if bytes.Contains(w.Bytes(), w.text) {
+		w.seen()
+	}
+	return n, err
 }
 
 // forget takes a node out of the lab's list.

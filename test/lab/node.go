@@ -387,6 +387,8 @@ resolvConf: ""
 clusterDNS: [10.96.0.10]
 failSwapOn: false
 registerWithTaints: []
+# A pod whose devices could not be prepared is tried again after this, and half as much more at most: a minute by default.
+syncFrequency: 10s
 `
 
 const containerdConfig = `version = 4

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -21,6 +23,9 @@ import (
 
 // defaultRollbackTimeout bounds the Free of one device after a failed Prepare.
 const defaultRollbackTimeout = 10 * time.Second
+
+// defaultHolderPatience is well below the 45 seconds that kubelet gives a Prepare.
+const defaultHolderPatience = 10 * time.Second
 
 // Params are what a [Preparer] works with.
 type Params struct {
@@ -38,6 +43,8 @@ type Params struct {
 	Metrics *Metrics
 	// RollbackTimeout bounds the Free of one device after a failed Prepare; 0 means 10 seconds.
 	RollbackTimeout time.Duration
+	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
+	HolderPatience time.Duration
 }
 
 // Preparer prepares and unprepares claims. Calls for different claims run at the same time, those for one claim one
@@ -52,6 +59,9 @@ type Preparer struct {
 func NewPreparer(p Params) *Preparer {
 	if p.RollbackTimeout == 0 {
 		p.RollbackTimeout = defaultRollbackTimeout
+	}
+	if p.HolderPatience == 0 {
+		p.HolderPatience = defaultHolderPatience
 	}
 	return &Preparer{Params: p}
 }
@@ -69,6 +79,42 @@ type PreparedDevice struct {
 	Pool string
 	// Device is the device's name.
 	Device string
+}
+
+// AwaitDevices waits until no other claim holds a device that the claim was allotted, or some seconds at most. A pod that
+// is deleted by force gives its claim back to the scheduler at once, before kubelet has ended the pod and unprepared the
+// claim. Refused, kubelet would try the next claim on the device again only after a minute or more.
+func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	ctx, cancel := context.WithTimeout(ctx, p.HolderPatience)
+	defer cancel()
+	for _, result := range resultsOf(claim, p.DriverName) {
+		for waited := false; ; waited = true {
+			rows, changed := p.Allocations.ListWatch(p.DB.ReadTxn(), tables.AllocationsByDevice(result.Device))
+			holder := otherHolder(rows, claim.UID)
+			if holder == nil {
+				break
+			}
+			if !waited {
+				p.Logger.Info("Waiting for a device that another claim still holds", "device", result.Device,
+					"claim", RefOf(claim), "holder", holder.Claim(), "holderPod", podName(holder))
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// otherHolder returns the first row of a claim other than the given one, or nil.
+func otherHolder(rows iter.Seq2[*tables.DRAAllocation, statedb.Revision], claim kubetypes.UID) *tables.DRAAllocation {
+	for row := range rows {
+		if row.ClaimUID != claim {
+			return row
+		}
+	}
+	return nil
 }
 
 // Prepare sets up all devices of ours that the claim was allotted: everything is checked before anything is touched,
@@ -266,11 +312,9 @@ func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerRefer
 func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
 	txn := p.DB.ReadTxn()
 	for _, w := range devices {
-		for row := range p.Allocations.List(txn, tables.AllocationsByDevice(w.name)) {
-			if row.ClaimUID != claim.UID {
-				return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
-					w.request, w.name, row.Claim(), row.ClaimUID, podName(row), row.PodUID)
-			}
+		if row := otherHolder(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
+			return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
+				w.request, w.name, row.Claim(), row.ClaimUID, podName(row), row.PodUID)
 		}
 	}
 

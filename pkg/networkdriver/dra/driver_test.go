@@ -206,3 +206,27 @@ func TestClaimsInParallel(t *testing.T) {
 	}
 	assert.ErrorIs(t, p.WatchHealthStatus(ctx, nil), kubeletplugin.ErrHealthNotSupported)
 }
+
+// Claims that wait for devices leave the slots to the claims that have to give those back.
+func TestAwaitingTakesNoSlot(t *testing.T) {
+	var waiting atomic.Int32
+	freed := make(chan struct{})
+	p := newKubeletPlugin(nil, fakeClaims{
+		await:     func(context.Context, *resourceapi.ResourceClaim) { waiting.Add(1); <-freed },
+		unprepare: func(context.Context, kubetypes.UID) error { close(freed); return nil },
+	})
+	var cs []*resourceapi.ResourceClaim
+	for i := range 2 * maxClaims {
+		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
+	}
+	done := make(chan map[kubetypes.UID]kubeletplugin.PrepareResult)
+	go func() {
+		results, err := p.PrepareResourceClaims(t.Context(), cs)
+		assert.NoError(t, err)
+		done <- results
+	}()
+	require.Eventually(t, func() bool { return waiting.Load() == 2*maxClaims }, patience, time.Millisecond)
+	_, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "holder"}})
+	require.NoError(t, err)
+	assert.Len(t, <-done, len(cs))
+}

@@ -62,8 +62,15 @@ func newClient() *fake.Clientset {
 
 // fakeClaims answers for claims. Functions that are not set succeed.
 type fakeClaims struct {
+	await     func(context.Context, *resourceapi.ResourceClaim)
 	prepare   func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error)
 	unprepare func(context.Context, kubetypes.UID) error
+}
+
+func (f fakeClaims) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	if f.await != nil {
+		f.await(ctx, claim)
+	}
 }
 
 func (f fakeClaims) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Result, error) {

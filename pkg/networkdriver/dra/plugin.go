@@ -21,6 +21,8 @@ const maxClaims = 8
 
 // Claims prepares claims and takes them back. Calls for different claims run at the same time.
 type Claims interface {
+	// AwaitDevices waits, not for long, until nobody else holds the claim's devices.
+	AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim)
 	// Prepare sets up the claim's devices. It is idempotent; the error is shown in the pod's event.
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Result, error)
 	// Unprepare gives the claim's devices back. A claim that is not prepared is no error.
@@ -56,26 +58,30 @@ func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourc
 		}
 		return kubeletplugin.PrepareResult{Devices: devices}
 	}
-	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, prepare,
+	// Without a slot, which Unprepare of what is waited for may need.
+	await := func(claim *resourceapi.ResourceClaim) { p.claims.AwaitDevices(ctx, claim) }
+	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, await, prepare,
 		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} }), nil
 }
 
 // UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubeletplugin.NamespacedObject) (map[kubetypes.UID]error, error) {
 	return each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
+		func(kubeletplugin.NamespacedObject) {},
 		func(c kubeletplugin.NamespacedObject) error { return p.claims.Unprepare(ctx, c.UID) },
 		func(err error) error { return err }), nil
 }
 
-// each does the work for every claim, as many at once as there are slots. A claim that gets no slot before the context
+// each awaits what the work on each claim needs, and does it then, for as many claims at once as there are slots. A claim that gets no slot before the context
 // ends has the result of refuse.
-func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID, work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
+func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID, await func(C), work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
 	var wg sync.WaitGroup
 	var mu sync.Mutex // guards results
 	results := make(map[kubetypes.UID]R, len(cs))
 	for _, c := range cs {
 		wg.Go(func() {
 			var result R
+			await(c)
 			select {
 			case slots <- struct{}{}:
 				result = work(c)
