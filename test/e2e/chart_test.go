@@ -29,8 +29,7 @@ kubectl -n kube-system rollout status deployment/cilium-network-driver-operator 
 
 // TestChart is the driver as users have it: images and chart, helm and kubectl, all values at their defaults.
 func TestChart(t *testing.T) {
-	e := startEverywhere(t)
-	e.ns = metav1.NamespaceDefault
+	e := startApart(t, "chart")
 	for _, n := range e.nodes {
 		e.removeVFs(n)
 	}
@@ -59,19 +58,15 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// guardChart takes the daemons' place for the test's time, and checks at its end that the nodes are as they were.
+// guardChart checks at the test's end that the nodes are as they were.
 func (e *T) guardChart() {
 	e.Helper()
 	before := map[string]hostState{}
 	for _, n := range e.nodes {
 		before[n.Name()] = e.hostState(n)
 	}
-	require.NoError(e, e.Uninstall(e.ctx))
-	// First, so that it is done last, and for the tests after this one also where the release cannot be removed.
-	e.atEnd(func() {
-		require.NoError(e, e.DeleteCRDs(e.ctx))
-		require.NoError(e, installDaemons(e.ctx))
-	})
+	// For another run in the same cluster, where it is kept.
+	e.atEnd(func() { require.NoError(e, e.DeleteCRDs(e.ctx)) })
 	e.atEnd(func() {
 		if e.Failed() {
 			e.dump()

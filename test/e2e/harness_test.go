@@ -67,6 +67,21 @@ func startEverywhere(t *testing.T) *T {
 	return on(t, cluster.Nodes()...)
 }
 
+// startApart begins a test in a cluster of its own, without the driver, while others run in theirs.
+func startApart(t *testing.T, name string) *T {
+	t.Helper()
+	if cluster == nil {
+		t.Skip("no lab")
+	}
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), upTimeout)
+	defer cancel()
+	c, down, err := up(ctx, "-"+name)
+	require.NoError(t, err)
+	t.Cleanup(down)
+	return &T{T: t, ctx: t.Context(), Cluster: c, nodes: c.Nodes(), node: c.Nodes()[0], ns: metav1.NamespaceDefault}
+}
+
 // take waits for a node that no other test uses and takes it until the test's end.
 func take(t *testing.T) *T {
 	t.Helper()
@@ -74,7 +89,9 @@ func take(t *testing.T) *T {
 		t.Skip("no lab")
 	}
 	t.Parallel()
+	began := time.Now()
 	n := <-freeNodes
+	t.Logf("had to wait %.0f s for %s", time.Since(began).Seconds(), n.Name())
 	t.Cleanup(func() { freeNodes <- n })
 	return on(t, n)
 }

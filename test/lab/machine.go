@@ -129,19 +129,19 @@ func (a *NodeArtifacts) probeKVM(ctx context.Context) bool {
 	out := &watched{text: []byte("KVM internal error"), seen: cancel}
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
-	return err == nil && bytes.Contains(out.Bytes(), []byte(guest.ProbeAnswer))
+	return err == nil && bytes.Contains(out.out.Bytes(), []byte(guest.ProbeAnswer))
 }
 
 // watched collects output, and calls seen when the text is in it. QEMU stays where KVM gives a guest up.
 type watched struct {
-	bytes.Buffer
+	out  bytes.Buffer
 	text []byte
 	seen func()
 }
 
 func (w *watched) Write(p []byte) (int, error) {
-	n, err := w.Buffer.Write(p)
-	if bytes.Contains(w.Bytes(), w.text) {
+	n, err := w.out.Write(p)
+	if bytes.Contains(w.out.Bytes(), w.text) {
 		w.seen()
 	}
 	return n, err
