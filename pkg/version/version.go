@@ -13,18 +13,21 @@ import (
 // Version is set by the linker: -X github.com/cilium/networkdriver/pkg/version.Version=v1.2.3.
 var Version = "dev"
 
-// String names the version, the commit and the Go release.
+// String names the version, the Go release and, where Go has noted it, the commit.
 func String() string {
-	commit, dirty := "unknown", ""
+	commit, dirty := "", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
 			switch {
 			case s.Key == "vcs.revision":
-				commit = s.Value[:min(12, len(s.Value))]
+				commit = "commit " + s.Value[:min(12, len(s.Value))]
 			case s.Key == "vcs.modified" && s.Value == "true":
 				dirty = "-dirty"
 			}
 		}
 	}
-	return fmt.Sprintf("%s (commit %s%s, %s)", Version, commit, dirty, runtime.Version())
+	if commit != "" {
+		commit += dirty + ", "
+	}
+	return fmt.Sprintf("%s (%s%s)", Version, commit, runtime.Version())
 }

@@ -6,11 +6,13 @@ package deploy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/networkdriver/test/lab"
 )
@@ -34,10 +36,18 @@ func (c *Cluster) ImportImages(ctx context.Context, dir string) error {
 		if err := os.WriteFile(shared, data, 0o644); err != nil {
 			return err
 		}
-		for _, n := range c.Nodes() {
-			if _, err := n.Run(ctx, "ctr --namespace k8s.io images import --local "+filepath.Join(lab.ShareDir, name)); err != nil {
-				return fmt.Errorf("import %s on %s: %w", name, n.Name(), err)
-			}
+		var wg sync.WaitGroup
+		errs := make([]error, len(c.Nodes()))
+		for i, n := range c.Nodes() {
+			wg.Go(func() {
+				if _, err := n.Run(ctx, "ctr --namespace k8s.io images import --local "+filepath.Join(lab.ShareDir, name)); err != nil {
+					errs[i] = fmt.Errorf("import %s on %s: %w", name, n.Name(), err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
 		}
 		if err := os.Remove(shared); err != nil {
 			return err

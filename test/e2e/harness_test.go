@@ -58,12 +58,14 @@ func start(t *testing.T) *T {
 	return e
 }
 
-// startEverywhere is start on all nodes, for a test that runs alone.
+// startEverywhere takes all nodes until the test's end.
 func startEverywhere(t *testing.T) *T {
 	t.Helper()
 	if cluster == nil {
 		t.Skip("no lab")
 	}
+	t.Parallel()
+	takeNodes(t, len(cluster.Nodes()))
 	return on(t, cluster.Nodes()...)
 }
 
@@ -89,11 +91,23 @@ func take(t *testing.T) *T {
 		t.Skip("no lab")
 	}
 	t.Parallel()
+	return on(t, takeNodes(t, 1)...)
+}
+
+// takeNodes waits for nodes that no other test uses, and takes them until the test's end.
+func takeNodes(t *testing.T, count int) []*lab.Node {
+	t.Helper()
 	began := time.Now()
-	n := <-freeNodes
-	t.Logf("had to wait %.0f s for %s", time.Since(began).Seconds(), n.Name())
-	t.Cleanup(func() { freeNodes <- n })
-	return on(t, n)
+	taking.Lock()
+	defer taking.Unlock()
+	var nodes []*lab.Node
+	for range count {
+		n := <-freeNodes
+		nodes = append(nodes, n)
+		t.Cleanup(func() { freeNodes <- n })
+	}
+	t.Logf("had to wait %.0f s for a node", time.Since(began).Seconds())
+	return nodes
 }
 
 func on(t *testing.T, nodes ...*lab.Node) *T {

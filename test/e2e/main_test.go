@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +39,9 @@ var cluster *deploy.Cluster
 
 // freeNodes are the nodes that no test uses.
 var freeNodes chan *lab.Node
+
+// taking is held by the test that takes nodes next: two that want all of them would wait for each other.
+var taking sync.Mutex
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 

@@ -228,7 +228,8 @@ func TestRuntimeDiesWithinRegistration(t *testing.T) {
 
 	conn, err := l.Accept()
 	require.NoError(t, err)
-	mux := multiplex.Multiplex(conn)
+	// What comes before there is a listener for it is lost.
+	mux := multiplex.Multiplex(conn, multiplex.WithBlockedRead())
 	rpc, err := mux.Listen(multiplex.RuntimeServiceConn)
 	require.NoError(t, err)
 	server, err := ttrpc.NewServer()
@@ -237,6 +238,7 @@ func TestRuntimeDiesWithinRegistration(t *testing.T) {
 	api.RegisterRuntimeService(server, service)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(t.Context(), rpc) }()
+	mux.Unblock()
 	<-service.registered
 	require.NoError(t, server.Shutdown(t.Context()))
 	mux.Close()
