@@ -106,10 +106,9 @@ test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 
 .PHONY: test-e2e
 test-e2e: IMAGE_ARCHS = amd64
-# Tests begin at once and wait for the nodes that they need.
 test-e2e: build images $(HELM) $(LAB) ## Tests on emulated nodes with real Kubernetes, containerd, NRI and SR-IOV. Needs root.
 	$(LAB) build
-	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 60m -parallel 100 ./test/e2e
+	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 60m -parallel 2 ./test/e2e
 
 .PHONY: test-lab
 test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.

@@ -117,6 +117,23 @@ func (c *Cluster) Install(ctx context.Context, programs string) error {
 	return nil
 }
 
+// Uninstall stops the agents on all nodes and deletes what Install has made in the cluster.
+func (c *Cluster) Uninstall(ctx context.Context) error {
+	for _, n := range c.Nodes() {
+		if state, err := n.Process(ctx, Agent); err == nil && state.Running {
+			if _, err := n.Stop(ctx, Agent); err != nil {
+				return fmt.Errorf("stop the agent on %s: %w", n.Name(), err)
+			}
+		}
+	}
+	for _, manifest := range neededManifests {
+		if err := c.Delete(ctx, manifest); err != nil {
+			return fmt.Errorf("delete what agent and operator need: %w", err)
+		}
+	}
+	return c.DeleteCRDs(ctx)
+}
+
 // DeleteCRDs deletes the CRDs that the driver uses with all objects of theirs, and returns when they are gone.
 func (c *Cluster) DeleteCRDs(ctx context.Context) error {
 	names := []string{ciliumNodeCRD}
@@ -251,6 +268,17 @@ func (c *Cluster) DumpTable(ctx context.Context, n *lab.Node, table string) (jso
 func (c *Cluster) Apply(ctx context.Context, yaml []byte) error {
 	return c.each(ctx, yaml, func(objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 		_, err := objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: "lab", Force: true})
+		return err
+	})
+}
+
+// Delete deletes the objects of YAML documents; what is gone already is no error.
+func (c *Cluster) Delete(ctx context.Context, yaml []byte) error {
+	return c.each(ctx, yaml, func(objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+		err := objects.Delete(ctx, object.GetName(), metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
 		return err
 	})
 }

@@ -29,7 +29,8 @@ kubectl -n kube-system rollout status deployment/cilium-network-driver-operator 
 
 // TestChart is the driver as users have it: images and chart, helm and kubectl, all values at their defaults.
 func TestChart(t *testing.T) {
-	e := startApart(t, "chart")
+	e := startEverywhere(t)
+	e.ns = metav1.NamespaceDefault
 	for _, n := range e.nodes {
 		e.removeVFs(n)
 	}
@@ -58,15 +59,19 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// guardChart checks at the test's end that the nodes are as they were.
+// guardChart takes the daemons' place for the test's time, and checks at its end that the nodes are as they were.
 func (e *T) guardChart() {
 	e.Helper()
 	before := map[string]hostState{}
 	for _, n := range e.nodes {
 		before[n.Name()] = e.hostState(n)
 	}
-	// For another run in the same cluster, where it is kept.
-	e.atEnd(func() { require.NoError(e, e.DeleteCRDs(e.ctx)) })
+	require.NoError(e, e.Uninstall(e.ctx))
+	// First, so that it is done last, and for the tests after this one also where the release cannot be removed.
+	e.atEnd(func() {
+		require.NoError(e, e.DeleteCRDs(e.ctx))
+		require.NoError(e, installDaemons(e.ctx))
+	})
 	e.atEnd(func() {
 		if e.Failed() {
 			e.dump()

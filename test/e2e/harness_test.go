@@ -58,30 +58,13 @@ func start(t *testing.T) *T {
 	return e
 }
 
-// startEverywhere takes all nodes until the test's end.
+// startEverywhere is start on all nodes, for a test that runs alone.
 func startEverywhere(t *testing.T) *T {
 	t.Helper()
 	if cluster == nil {
 		t.Skip("no lab")
 	}
-	t.Parallel()
-	takeNodes(t, len(cluster.Nodes()))
 	return on(t, cluster.Nodes()...)
-}
-
-// startApart begins a test in a cluster of its own, without the driver, while others run in theirs.
-func startApart(t *testing.T, name string) *T {
-	t.Helper()
-	if cluster == nil {
-		t.Skip("no lab")
-	}
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), upTimeout)
-	defer cancel()
-	c, down, err := up(ctx, "-"+name)
-	require.NoError(t, err)
-	t.Cleanup(down)
-	return &T{T: t, ctx: t.Context(), Cluster: c, nodes: c.Nodes(), node: c.Nodes()[0], ns: metav1.NamespaceDefault}
 }
 
 // take waits for a node that no other test uses and takes it until the test's end.
@@ -91,23 +74,9 @@ func take(t *testing.T) *T {
 		t.Skip("no lab")
 	}
 	t.Parallel()
-	return on(t, takeNodes(t, 1)...)
-}
-
-// takeNodes waits for nodes that no other test uses, and takes them until the test's end.
-func takeNodes(t *testing.T, count int) []*lab.Node {
-	t.Helper()
-	began := time.Now()
-	taking.Lock()
-	defer taking.Unlock()
-	var nodes []*lab.Node
-	for range count {
-		n := <-freeNodes
-		nodes = append(nodes, n)
-		t.Cleanup(func() { freeNodes <- n })
-	}
-	t.Logf("had to wait %.0f s for a node", time.Since(began).Seconds())
-	return nodes
+	n := <-freeNodes
+	t.Cleanup(func() { freeNodes <- n })
+	return on(t, n)
 }
 
 func on(t *testing.T, nodes ...*lab.Node) *T {

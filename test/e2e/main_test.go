@@ -2,8 +2,8 @@
 // Copyright Authors of Cilium
 
 // Package e2e tests the network driver as users have it: real Kubernetes, kubelet, containerd with NRI, and an
-// emulated SR-IOV NIC on each of two nodes. Nothing is mocked. Most tests share one cluster; each has a node for itself, or
-// all of them, and leaves it as it found it, which is checked. The test of the chart has a cluster of its own meanwhile.
+// emulated SR-IOV NIC on each of two nodes. Nothing is mocked. All tests share one cluster; each has a node for itself, or
+// all of them, and leaves it as it found it, which is checked.
 package e2e
 
 import (
@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -34,14 +33,11 @@ const (
 	stateEnv = "NETWORKDRIVER_E2E_STATE"
 )
 
-// cluster is the one of most tests; nil where there is no lab.
+// cluster is the one cluster of all tests; nil where there is no lab.
 var cluster *deploy.Cluster
 
 // freeNodes are the nodes that no test uses.
 var freeNodes chan *lab.Node
-
-// taking is held by the test that takes nodes next: two that want all of them would wait for each other.
-var taking sync.Mutex
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -52,19 +48,28 @@ func run(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), upTimeout)
 	defer cancel()
-	var down func()
-	var err error
-	if cluster, down, err = up(ctx, ""); err != nil {
-		fmt.Fprintln(os.Stderr, err)
+	l, err := up(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start the lab:", err)
 		return 1
 	}
-	defer down()
+	if os.Getenv(keepEnv) == "" {
+		defer func() {
+			if err := l.Down(); err != nil {
+				fmt.Fprintln(os.Stderr, "stop the lab:", err)
+			}
+		}()
+	}
+	if cluster, err = deploy.Connect(l); err != nil {
+		fmt.Fprintln(os.Stderr, "connect to the cluster:", err)
+		return 1
+	}
 	if err := installDaemons(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "install the driver:", err)
 		return 1
 	}
-	freeNodes = make(chan *lab.Node, len(cluster.Nodes()))
-	for _, n := range cluster.Nodes() {
+	freeNodes = make(chan *lab.Node, len(l.Nodes()))
+	for _, n := range l.Nodes() {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(n)}}
 		if _, err := cluster.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			fmt.Fprintln(os.Stderr, "make the namespace of a node's tests:", err)
@@ -92,33 +97,16 @@ func installDaemons(ctx context.Context) error {
 	return nil
 }
 
-// up starts a cluster, or takes the one that an earlier run kept. The one that most tests share has no name. What down
-// cannot stop it says.
-func up(ctx context.Context, name string) (c *deploy.Cluster, down func(), err error) {
+// up starts the cluster, or takes the one that an earlier run kept.
+func up(ctx context.Context) (*lab.Lab, error) {
 	state := os.Getenv(stateEnv)
 	if state == "" {
 		state = filepath.FromSlash("../../_out/e2e")
 	}
-	l, err := lab.Ensure(ctx, lab.Options{
+	return lab.Ensure(ctx, lab.Options{
 		BuildOptions: lab.BuildOptions{Progress: os.Stdout},
 		Nodes:        2,
-		State:        state + name,
+		State:        state,
 		Detach:       os.Getenv(keepEnv) != "",
 	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("start the lab: %w", err)
-	}
-	down = func() {
-		if os.Getenv(keepEnv) != "" {
-			return
-		}
-		if err := l.Down(); err != nil {
-			fmt.Fprintln(os.Stderr, "stop the lab:", err)
-		}
-	}
-	if c, err = deploy.Connect(l); err != nil {
-		down()
-		return nil, nil, fmt.Errorf("connect to the cluster: %w", err)
-	}
-	return c, down, nil
 }

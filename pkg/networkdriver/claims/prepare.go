@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -88,6 +89,9 @@ func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.Resource
 	ctx, cancel := context.WithTimeout(ctx, p.HolderPatience)
 	defer cancel()
 	for _, result := range resultsOf(claim, p.DriverName) {
+		if ptr.Deref(result.AdminAccess, false) {
+			return // Prepare refuses it, whoever holds the device
+		}
 		for waited := false; ; waited = true {
 			rows, changed := p.Allocations.ListWatch(p.DB.ReadTxn(), tables.AllocationsByDevice(result.Device))
 			holder := otherHolder(rows, claim.UID)
@@ -227,7 +231,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		case !ours:
 			return nil, permanentError{fmt.Errorf("request %q: device %s is in pool %s, which is not a pool of this node, %s",
 				result.Request, result.Device, result.Pool, p.NodeName)}
-		case result.AdminAccess != nil && *result.AdminAccess:
+		case ptr.Deref(result.AdminAccess, false):
 			// Such a device may be another pod's; setting it up would break that pod.
 			return nil, permanentError{fmt.Errorf("request %q: adminAccess to device %s is not supported: a network device is given to one pod or not at all",
 				result.Request, result.Device)}

@@ -186,6 +186,9 @@ func TestAwaitDevices(t *testing.T) {
 	cancel()
 	f.HolderPatience = time.Hour
 	f.AwaitDevices(ended, newClaim("late", with("net", "b")))
+	f.AwaitDevices(t.Context(), newClaim("admin", with("net", "b"), func(c *resourceapi.ResourceClaim) {
+		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	}))
 }
 
 // The device of a pod that was deleted by force is refused to the next claim until it is home (PREP-10), and the old
