@@ -78,27 +78,20 @@ func (d *demo) install(ctx context.Context) error {
 
 // use applies the examples and waits for their pods.
 func (d *demo) use(ctx context.Context) error {
-	config, err := os.ReadFile("examples/nodeconfig-both.yaml")
-	if err != nil {
-		return fmt.Errorf("run the demo in the repository: %w", err)
-	}
+	var commands []string
 	for _, n := range d.Nodes() {
-		forNode := strings.Replace(string(config), "name: node1 ", "name: "+n.Name()+" ", 1)
-		if err := d.Apply(ctx, []byte(forNode)); err != nil {
+		commands = append(commands, "sed 's/name: node1 /name: "+n.Name()+" /' examples/nodeconfig-both.yaml | kubectl apply -f -")
+	}
+	commands = append(commands,
+		"kubectl apply -f examples/deviceclasses.yaml -f examples/claimtemplates.yaml",
+		"kubectl apply -f examples/pods-vlan.yaml -f examples/pod-dummy.yaml",
+		"kubectl wait --for=condition=Ready --timeout=180s pod/app-a pod/app-b pod/app-c pod/dummy")
+	for _, command := range commands {
+		if err := d.shell(ctx, command); err != nil {
 			return err
 		}
 	}
-	files := []string{"deviceclasses", "claimtemplates", "pods-vlan", "pod-dummy"}
-	for _, file := range files {
-		manifest, err := os.ReadFile(filepath.Join("examples", file+".yaml"))
-		if err != nil {
-			return err
-		}
-		if err := d.Apply(ctx, manifest); err != nil {
-			return err
-		}
-	}
-	return d.shell(ctx, "kubectl wait --for=condition=Ready --timeout=180s pod/app-a pod/app-b pod/app-c pod/dummy")
+	return nil
 }
 
 // show runs the commands that show what became of it.
@@ -142,8 +135,9 @@ func (d *demo) show(ctx context.Context) error {
 The cluster is up. Use it:    eval $(bin/lab env)
                               kubectl get pods
 A shell command on a node:    bin/lab exec node1 -- 'ip link'
-The agent's state:            kubectl -n kube-system exec ds/cilium-network-driver -c cilium-agent -- cilium-dbg networkdriver
-Logs:                         bin/lab logs
+An agent's state:             kubectl -n kube-system exec ds/cilium-network-driver -c cilium-agent -- cilium-dbg networkdriver
+                              (of any node; above is how to name one)
+Logs:                         bin/lab logs; bin/lab logs node1/kubelet
 Stop it:                      make demo-down
 `)
 	return nil
