@@ -7,14 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
-	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
@@ -24,9 +22,6 @@ import (
 
 // defaultRollbackTimeout bounds the Free of one device after a failed Prepare.
 const defaultRollbackTimeout = 10 * time.Second
-
-// defaultHolderPatience is well below the 45 seconds that kubelet gives a Prepare.
-const defaultHolderPatience = 10 * time.Second
 
 // Params are what a [Preparer] works with.
 type Params struct {
@@ -80,45 +75,6 @@ type PreparedDevice struct {
 	Pool string
 	// Device is the device's name.
 	Device string
-}
-
-// AwaitDevices waits until no other claim holds a device that the claim was allotted, or some seconds at most. A pod that
-// is deleted by force gives its claim back to the scheduler at once, before kubelet has ended the pod and unprepared the
-// claim. Refused, kubelet would try the next claim on the device again only after a minute or more.
-func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
-	ctx, cancel := context.WithTimeout(ctx, p.HolderPatience)
-	defer cancel()
-	for _, result := range resultsOf(claim, p.DriverName) {
-		if ptr.Deref(result.AdminAccess, false) {
-			return // Prepare refuses it, whoever holds the device
-		}
-		for waited := false; ; waited = true {
-			rows, changed := p.Allocations.ListWatch(p.DB.ReadTxn(), tables.AllocationsByDevice(result.Device))
-			holder := otherHolder(rows, claim.UID)
-			if holder == nil {
-				break
-			}
-			if !waited {
-				p.Logger.Info("Waiting for a device that another claim still holds", "device", result.Device,
-					"claim", RefOf(claim), "holder", holder.Claim(), "holderPod", podName(holder))
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
-}
-
-// otherHolder returns the first row of a claim other than the given one, or nil.
-func otherHolder(rows iter.Seq2[*tables.DRAAllocation, statedb.Revision], claim kubetypes.UID) *tables.DRAAllocation {
-	for row := range rows {
-		if row.ClaimUID != claim {
-			return row
-		}
-	}
-	return nil
 }
 
 // Prepare sets up all devices of ours that the claim was allotted: everything is checked before anything is touched,

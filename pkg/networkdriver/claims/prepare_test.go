@@ -6,7 +6,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -145,50 +143,6 @@ func TestPrepareRefusesNameOfAnotherClaimOfThePod(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.Prepare(t.Context(), newClaim("three", forPod("q"), with("req", "c"), fromClaim(`{"podIfName":"net1"}`)))
 	require.NoError(t, err, "another pod may use the name")
-}
-
-// The claim that comes next on a device waits until the pod before it, which was deleted by force, has been ended; not
-// forever, not for its own rows, and not for those of other devices.
-func TestAwaitDevices(t *testing.T) {
-	f := newFixture(t, "a", "b")
-	f.HolderPatience = waitFor
-	log := &testenv.LogBuffer{}
-	f.Logger = slog.New(slog.NewTextHandler(log, nil))
-	old, next := newClaim("old", with("net", "a")), newClaim("next", with("net", "a"))
-	for _, claim := range []*resourceapi.ResourceClaim{old, newClaim("other", with("net", "b"))} {
-		_, err := f.Prepare(t.Context(), claim)
-		require.NoError(t, err)
-	}
-	f.AwaitDevices(t.Context(), old)
-
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.AwaitDevices(t.Context(), next)
-	}()
-	require.Eventually(t, func() bool {
-		return log.Count("Waiting for a device that another claim still holds", "device=a", "claim=default/next", "holder=default/old") == 1
-	}, waitFor, tick)
-	f.attach("a") // a change that does not free it
-	select {
-	case <-done:
-		t.Fatal("the device is still held")
-	case <-time.After(10 * tick):
-	}
-	require.NoError(t, f.Unprepare(t.Context(), "uid-old"))
-	<-done
-	_, err := f.Prepare(t.Context(), next)
-	require.NoError(t, err)
-
-	f.HolderPatience = time.Millisecond
-	f.AwaitDevices(t.Context(), newClaim("late", with("net", "b")))
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	f.HolderPatience = time.Hour
-	f.AwaitDevices(ended, newClaim("late", with("net", "b")))
-	f.AwaitDevices(t.Context(), newClaim("admin", with("net", "b"), func(c *resourceapi.ResourceClaim) {
-		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
-	}))
 }
 
 // The device of a pod that was deleted by force is refused to the next claim until it is home (PREP-10), and the old
