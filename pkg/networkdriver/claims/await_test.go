@@ -20,7 +20,7 @@ import (
 // forever, not for its own rows, and not for those of other devices.
 func TestAwaitDevices(t *testing.T) {
 	f := newFixture(t, "a", "b")
-	f.HolderPatience = waitFor
+	f.HolderPatience = time.Hour
 	log := &testenv.LogBuffer{}
 	f.Logger = slog.New(slog.NewTextHandler(log, nil))
 	old, next := newClaim("old", with("net", "a")), newClaim("next", with("net", "a"))
