@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Lint is staticcheck with the analyzers of go vet. Each of the two derives facts of all that a package imports, which is
+// most of their work; in one program that is done once. Flags, exit codes and staticcheck.conf are staticcheck's.
+package main
+
+import (
+	"os"
+
+	"golang.org/x/tools/go/analysis/suite/vet"
+	"honnef.co/go/tools/lintcmd"
+	"honnef.co/go/tools/simple"
+	"honnef.co/go/tools/staticcheck"
+	"honnef.co/go/tools/stylecheck"
+	"honnef.co/go/tools/unused"
+)
+
+func main() {
+	cmd := lintcmd.NewCommand("lint")
+	cmd.ParseFlags(os.Args[1:])
+	cmd.AddBareAnalyzers(vet.Suite...)
+	cmd.AddAnalyzers(simple.Analyzers...)
+	cmd.AddAnalyzers(staticcheck.Analyzers...)
+	cmd.AddAnalyzers(stylecheck.Analyzers...)
+	cmd.AddAnalyzers(unused.Analyzer)
+	cmd.Run()
+}
