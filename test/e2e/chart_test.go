@@ -27,7 +27,8 @@ helm upgrade --install network-driver ./install/helm/cilium-network-driver -n ku
 kubectl -n kube-system rollout status daemonset/cilium-network-driver --timeout=5m
 kubectl -n kube-system rollout status deployment/cilium-network-driver-operator --timeout=5m`
 
-// TestChart is the driver as users have it: images and chart, helm and kubectl, all values at their defaults.
+// TestChart is the driver as users have it: images and chart, helm and kubectl, all values at their defaults. The pages
+// that are followed run all examples.
 func TestChart(t *testing.T) {
 	e := startEverywhere(t)
 	e.ns = metav1.NamespaceDefault
@@ -44,7 +45,7 @@ func TestChart(t *testing.T) {
 		name string
 		run  func(*T)
 	}{
-		{"Examples", (*T).runExamples},
+		{"Upgrade", (*T).changeUnderPods},
 		{"Privileges", (*T).dropPrivileges},
 		{"Pages", (*T).followPages},
 		{"Uninstall", (*T).uninstall},
@@ -99,23 +100,22 @@ func (e *T) user(script string) string {
 	return out
 }
 
-// runExamples configures the nodes as the examples do, runs the pods of them all, and changes a value of the release
-// while they use their devices.
-func (e *T) runExamples() {
-	node1 := e.node.Name()
-	e.user("kubectl apply -f examples/nodeconfig-dummy.yaml -f examples/pod-dummy.yaml")
-	e.waitDevices(node1, "fast-net", 3)
-	e.running("dummy")
+// exampleInterfaces are pods of the examples and their interfaces: more VFs than one node has, and a dummy link.
+var exampleInterfaces = map[string][]string{
+	"dummy": {"net1"}, "two-vfs": {"left0", "right0"}, "app-a": {"sriov0"}, "app-b": {"sriov0"}, "app-c": {"sriov0"},
+}
 
+// changeUnderPods configures the nodes as the examples do, one by hand and one by the operator, and changes a value of the
+// release while pods on both use their devices.
+func (e *T) changeUnderPods() {
 	e.offerOnBoth()
-	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + node1 + " ndnc/" + e.nodes[1].Name())
+	e.user("kubectl wait --for=condition=Ready --timeout=3m ndcc/sriov-workers ndnc/" + e.node.Name() + " ndnc/" + e.nodes[1].Name())
 	before := map[string]hostState{}
 	for _, n := range e.nodes {
 		before[n.Name()] = e.hostState(n)
 	}
-	e.user(`
-# The pod that wants two VFs of one node comes first, and the one that takes the second best after it.
-for example in two-requests first-available class-parameters pods-vlan; do kubectl apply -f examples/$example.yaml; done`)
+	// The pod that wants two VFs of one node comes first.
+	e.user("for example in two-requests pod-dummy pods-vlan; do kubectl apply -f examples/$example.yaml; done")
 	e.running(slices.Sorted(maps.Keys(exampleInterfaces))...)
 	for pod, names := range exampleInterfaces {
 		for _, name := range names {
@@ -124,7 +124,7 @@ for example in two-requests first-available class-parameters pods-vlan; do kubec
 	}
 	vlans := append(e.vlans(e.nodes[0]), e.vlans(e.nodes[1])...)
 	slices.Sort(vlans)
-	require.Equal(e, []int{0, 1001, 1001, 1001, 1001, 1001, 1001, 1002}, vlans)
+	require.Equal(e, []int{0, 0, 0, 1001, 1001, 1001, 1001, 1002}, vlans)
 
 	e.upgradeUnderPods()
 
@@ -134,15 +134,9 @@ for example in two-requests first-available class-parameters pods-vlan; do kubec
 		e.requireRestored(n, before[n.Name()])
 		require.Empty(e, e.rows(n))
 	}
-	e.user("kubectl apply -f examples/first-available.yaml")
-	e.running("vf-or-dummy")
-	e.deleteUsers("vf-or-dummy")
-}
-
-// exampleInterfaces are the pods of the examples and their interfaces.
-var exampleInterfaces = map[string][]string{
-	"dummy": {"net1"}, "two-vfs": {"left0", "right0"}, "vf-or-dummy": {"net1"}, "class-parameters": {"fast0"},
-	"app-a": {"sriov0"}, "app-b": {"sriov0"}, "app-c": {"sriov0"},
+	e.user("kubectl apply -f examples/class-parameters.yaml")
+	e.running("class-parameters")
+	e.deleteUsers("class-parameters")
 }
 
 // offerOnBoth configures one node by hand and the other by the operator.
