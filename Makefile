@@ -83,10 +83,12 @@ generate: ## Generate deepcopy functions, CRDs and their page in Documentation f
 check-generate: generate ## Fail when generated files are not up to date.
 	@diff=$$(git status --porcelain -- $(GENERATED)); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- $(GENERATED) | head -50; exit 1; fi
 
+# Without inlining, which nothing else is compiled with the race detector for, a quarter less time goes into compiling. Some
+# packages' tests wait more than they work, so there are more at a time than processors.
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
 test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's and the pages'. Privileged ones run as root.
-	CGO_ENABLED=1 $(GOTEST) -race $(UNIT)
+	CGO_ENABLED=1 $(GOTEST) -race -gcflags=all=-l -p 3 $(UNIT)
 	$(GOTEST) ./test/chart ./test/docs
 
 .PHONY: test-fuzz

@@ -20,9 +20,10 @@ import (
 // Each pins its programs' sources by its go.mod and go.sum.
 type component struct {
 	name     string
-	packages []string          // what to build
-	tags     string            // build tags besides those of all
-	ldflags  string            // besides those that strip
+	packages []string // what to build
+	tags     string   // build tags besides those of all
+	ldflags  string   // besides those that strip
+	gcflags  string
 	links    map[string]string // further names of a program
 	version  string            // another version than the pinned one
 }
@@ -71,8 +72,10 @@ func (b *builder) kube() component {
 	c := component{
 		name:     "kube",
 		packages: []string{".", kubeletPackage},
-		ldflags:  fmt.Sprintf("-X %s.gitVersion=v%s -X %s.gitMajor=1 -X %s.gitMinor=%s", pkg, v, pkg, pkg, minor),
-		links:    map[string]string{},
+		// What no other component has takes two fifths less time to compile without inlining.
+		gcflags: "k8s.io/kubernetes/...=-l",
+		ldflags: fmt.Sprintf("-X %s.gitVersion=v%s -X %s.gitMajor=1 -X %s.gitMinor=%s", pkg, v, pkg, pkg, minor),
+		links:   map[string]string{},
 	}
 	for _, name := range []string{APIServer, ControllerManager, Scheduler, "kubectl"} {
 		c.links[name] = "kube"
@@ -94,7 +97,7 @@ func (b *builder) artifact(c component) (cache.Artifact, error) {
 	if err != nil {
 		return cache.Artifact{}, err
 	}
-	inputs = append(inputs, runtime.Version(), c.version, c.tags, c.ldflags, fmt.Sprint(c.packages, c.links))
+	inputs = append(inputs, runtime.Version(), c.version, c.tags, c.ldflags, c.gcflags, fmt.Sprint(c.packages, c.links))
 	return cache.Artifact{Name: c.name, Inputs: inputs}, nil
 }
 
@@ -117,7 +120,7 @@ func (b *builder) build(ctx context.Context, c component) (string, error) {
 				return err
 			}
 		}
-		args := []string{"build", "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + c.ldflags), "-o", out + "/"}
+		args := []string{"build", "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + c.ldflags), "-gcflags", c.gcflags, "-o", out + "/"}
 		args = append(args, "-tags", strings.TrimSuffix(buildTag+","+c.tags, ","))
 		if err := run(ctx, dir, goEnv, "go", append(args, c.packages...)...); err != nil {
 			return err
