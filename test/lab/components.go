@@ -20,10 +20,10 @@ import (
 // Each pins its programs' sources by its go.mod and go.sum.
 type component struct {
 	name     string
-	packages []string // what to build
-	tags     string   // build tags besides those of all
-	ldflags  string   // besides those that strip
-	gcflags  string
+	packages []string          // what to build
+	tags     string            // build tags besides those of all
+	ldflags  string            // besides those that strip
+	gcflags  string            // for packages that no other component shares
 	links    map[string]string // further names of a program
 	version  string            // another version than the pinned one
 }
