@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cilium/networkdriver/test/lab/internal/cache"
@@ -129,6 +131,10 @@ func (a *NodeArtifacts) probeKVM(ctx context.Context) bool {
 	cmd.Env = append(os.Environ(), env...)
 	out := &watched{text: []byte("KVM internal error"), seen: cancel}
 	cmd.Stdout, cmd.Stderr = out, out
+	// It ends when this program does, of which the kernel takes the end of the thread that has started it for a sign.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err := cmd.Run()
 	return err == nil && bytes.Contains(out.out.Bytes(), []byte(guest.ProbeAnswer))
 }
