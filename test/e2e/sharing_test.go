@@ -59,15 +59,18 @@ func (e *T) heldUntilStopped() bool {
 	e.pod("second", n.Name(), "dummy")
 	refused := false
 	e.eventually("the second pod", func() string {
-		rows := e.allocations(n)
-		require.LessOrEqual(e, len(rows), 1)
 		events := strings.Join(e.events("second"), " | ")
+		rows := e.allocations(n) // after the refusal it is still the holder's
+		require.LessOrEqual(e, len(rows), 1)
+		if len(rows) == 0 || rows[0].ClaimUID != string(holder.UID) {
+			return "" // freed
+		}
 		refused = strings.Contains(events, fmt.Sprintf(`request "net": device dummy0 is still held by claim %s/%s`, e.ns, holder.Name)) &&
 			strings.Contains(events, e.ns+"/first")
-		if refused || len(rows) == 0 || rows[0].ClaimUID != string(holder.UID) {
-			return ""
+		if !refused {
+			return "is not refused, and the device is not free: " + events
 		}
-		return "is not refused, and the device is not free: " + events
+		return ""
 	})
 
 	signal("CONT")
