@@ -101,20 +101,17 @@ test-unit: ## Unit, cell and privileged tests, with the race detector but for th
 	CGO_ENABLED=1 $(GOTEST) $(RACE) -p 3 $(UNIT)
 	$(GOTEST) ./test/chart ./test/docs
 
+# What is fuzzed, as package/target.
+FUZZ := policyroute/FuzzDerive hostdevice/FuzzParseConfig hostdevice/FuzzDecodeRecord
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each.
-	$(GOTEST) -run '^$$' -fuzz '^FuzzDerive$$' -fuzztime $(FUZZTIME) ./pkg/policyroute
-	$(GOTEST) -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
-	$(GOTEST) -run '^$$' -fuzz '^FuzzDecodeRecord$$' -fuzztime $(FUZZTIME) ./pkg/hostdevice
+	set -e; for f in $(FUZZ); do $(GOTEST) -run '^$$' -fuzz "^$${f#*/}$$" -fuzztime $(FUZZTIME) ./pkg/$${f%/*}; done
 
 # By the tests' programs as they are. To be guided by coverage they, and all they import, would be compiled once more.
 .PHONY: test-fuzz-brief
-test-fuzz-brief: FUZZ = $(GOTEST) -count=1 -run '^$$'
-test-fuzz-brief: FUZZARGS = -test.fuzztime=50000x -test.fuzzcachedir=$(CURDIR)/_out/fuzz
 test-fuzz-brief: ## Fuzz the same with 50,000 inputs each, as a part of make test.
-	$(FUZZ) ./pkg/policyroute -args -test.fuzz='^FuzzDerive$$' $(FUZZARGS)
-	$(FUZZ) ./pkg/hostdevice -args -test.fuzz='^FuzzParseConfig$$' $(FUZZARGS)
-	$(FUZZ) ./pkg/hostdevice -args -test.fuzz='^FuzzDecodeRecord$$' $(FUZZARGS)
+	set -e; for f in $(FUZZ); do $(GOTEST) -count=1 -run '^$$' ./pkg/$${f%/*} \
+		-args -test.fuzz="^$${f#*/}$$" -test.fuzztime=50000x -test.fuzzcachedir=$(CURDIR)/_out/fuzz; done
 
 .PHONY: test-crash
 test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.

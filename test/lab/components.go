@@ -72,7 +72,7 @@ func (b *builder) kube() component {
 	c := component{
 		name:     "kube",
 		packages: []string{".", kubeletPackage},
-		// What no other component has takes two fifths less time to compile without inlining.
+		// No other component has these packages; without inlining some of them compile in two fifths less time.
 		gcflags: "k8s.io/kubernetes/...=-l",
 		ldflags: fmt.Sprintf("-X %s.gitVersion=v%s -X %s.gitMajor=1 -X %s.gitMinor=%s", pkg, v, pkg, pkg, minor),
 		links:   map[string]string{},
