@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +31,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
 )
 
@@ -116,10 +116,7 @@ func (s *space) do(f func() error) {
 }
 
 func (s *space) try(f func() error) error {
-	failed := make(chan error, 1)
-	go func() {
-		// The thread ends with the goroutine, so that nothing else runs in the namespace.
-		runtime.LockOSThread()
+	return osthread.Run(func() error {
 		ns, err := netns.GetFromPath(s.path)
 		if err == nil {
 			err = errors.Join(netns.Set(ns), ns.Close())
@@ -127,9 +124,8 @@ func (s *space) try(f func() error) error {
 		if err == nil {
 			err = f()
 		}
-		failed <- err
-	}()
-	return <-failed
+		return err
+	})
 }
 
 // link returns a link by name, nil if there is none.

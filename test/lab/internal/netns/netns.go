@@ -11,9 +11,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/osthread"
 )
 
 // dir is where iproute2 keeps named namespaces too, so that `ip netns` shows
@@ -34,7 +35,7 @@ func Create(name string) error {
 		return fmt.Errorf("network namespace %s: %w", name, err)
 	}
 	f.Close()
-	err = onThread(func() error {
+	err = osthread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -60,7 +61,7 @@ func Delete(name string) error {
 
 // Do calls fn in the namespace at a path.
 func Do(path string, fn func() error) error {
-	return onThread(func() error {
+	return osthread.Run(func() error {
 		if err := Enter(path); err != nil {
 			return err
 		}
@@ -91,15 +92,4 @@ func DialContext(ctx context.Context, path, network, address string) (net.Conn, 
 		return err
 	})
 	return conn, err
-}
-
-// onThread calls fn on a thread of its own, which ends after it: locked and
-// not unlocked, it never serves other goroutines from a foreign namespace.
-func onThread(fn func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		done <- fn()
-	}()
-	return <-done
 }

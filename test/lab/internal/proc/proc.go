@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/test/lab/internal/netns"
 )
 
@@ -55,18 +55,19 @@ type Spawner struct {
 func NewSpawner(path string, detach bool) (*Spawner, error) {
 	s := &Spawner{detach: detach, jobs: make(chan func()), done: make(chan struct{})}
 	ready := make(chan error)
-	go s.loop(path, ready)
+	go func() {
+		// The thread may be in another namespace, and the kernel sends a parent-death signal when the thread that
+		// started the child ends, not the process.
+		_ = osthread.Run(func() error { s.loop(path, ready); return nil })
+	}()
 	if err := <-ready; err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// loop runs jobs on one thread. The thread is never unlocked: it may be in
-// another namespace, and the kernel sends a parent-death signal when the
-// thread that started the child ends, not the process.
+// loop runs jobs until Close, on the thread that it is called on.
 func (s *Spawner) loop(path string, ready chan<- error) {
-	runtime.LockOSThread()
 	if path != "" {
 		if err := netns.Enter(path); err != nil {
 			ready <- err
