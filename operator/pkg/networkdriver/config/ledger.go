@@ -295,7 +295,8 @@ func (l *ledger) wrote(c change, answer *nodeConfig) work {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.operation == opDelete {
-		if known := l.actual[c.node]; known != nil && known.UID == c.actual.UID {
+		// One that the watch has told is held back is there until the watch tells that it is gone.
+		if known := l.actual[c.node]; known != nil && known.UID == c.actual.UID && known.DeletionTimestamp == nil {
 			delete(l.actual, c.node)
 			l.deleted[c.node] = c.actual.UID
 		}

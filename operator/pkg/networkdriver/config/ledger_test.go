@@ -143,6 +143,33 @@ func TestTerminating(t *testing.T) {
 	require.Equal(t, opCreate, l.plan("n").operation)
 	l.wrote(l.plan("n"), state("n", "v", 12, c.digest))
 
+	// The node is selected again while its node config, deleted here, is held back. The watch tells of that before or
+	// after the API server has answered.
+	for i, watchFirst := range []bool{true, false} {
+		uid := l.plan("n").actual.UID
+		b := newBatch()
+		b.nodes["n"] = labelled("n", "2")
+		require.Contains(t, l.apply(b).nodes, "n")
+		c = l.plan("n")
+		require.Equal(t, opDelete, c.operation)
+		ending := state("n", string(uid), 13+10*i, digest{1})
+		ending.DeletionTimestamp = &now
+		if watchFirst {
+			told(l, ending, false)
+			l.wrote(c, nil)
+		} else {
+			l.wrote(c, nil)
+			told(l, ending, false)
+		}
+		b = newBatch()
+		b.nodes["n"] = labelled("n", "1")
+		require.Empty(t, l.apply(b).nodes, "watch first: %t", watchFirst)
+		require.Contains(t, told(l, ending, true).nodes, "n")
+		c = l.plan("n")
+		require.Equal(t, opCreate, c.operation)
+		l.wrote(c, state("n", "w"+strconv.Itoa(i), 14+10*i, c.digest))
+	}
+
 	config := clusterConfigEvent("a", 0, map[string]string{"a": "1"}, 1)
 	config.object.DeletionTimestamp = &now
 	b := newBatch()
