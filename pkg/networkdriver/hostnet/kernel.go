@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // Kernel is the [Source] that reads the network namespace of the calling thread through rtnetlink.
@@ -104,7 +106,7 @@ func defaultRouteLinks(msg []byte) ([]int, error) {
 	if route.Dst_len != 0 || route.Type != unix.RTN_UNICAST || route.Flags&unix.RTM_F_CLONED != 0 {
 		return nil, nil
 	}
-	attrs, err := nl.ParseRouteAttr(msg[unix.SizeofRtMsg:])
+	attrs, err := rtlink.Attributes(msg[unix.SizeofRtMsg:])
 	if err != nil {
 		return nil, err
 	}

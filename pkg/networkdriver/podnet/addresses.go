@@ -32,7 +32,7 @@ func (s *side) addresses(index int) ([]string, error) {
 		if int(info.Index) != index || info.Scope == unix.RT_SCOPE_LINK {
 			continue
 		}
-		attrs, err := nl.ParseRouteAttr(m[info.Len():])
+		attrs, err := rtlink.Attributes(m[info.Len():])
 		if err != nil {
 			return nil, fmt.Errorf("list addresses: %w", err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // VFSettings is what a PF knows of one of its VFs and a claim may change.
@@ -201,7 +202,7 @@ func parseVFs(msg []byte) (map[int]VFSettings, error) {
 	if len(msg) < unix.SizeofIfInfomsg {
 		return nil, fmt.Errorf("link message of %d bytes", len(msg))
 	}
-	attrs, err := nl.ParseRouteAttr(msg[unix.SizeofIfInfomsg:])
+	attrs, err := rtlink.Attributes(msg[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +214,7 @@ func parseVFs(msg []byte) (map[int]VFSettings, error) {
 				count = int(nl.NativeEndian().Uint32(a.Value))
 			}
 		case unix.IFLA_VFINFO_LIST:
-			infos, err := nl.ParseRouteAttr(a.Value)
+			infos, err := rtlink.Attributes(a.Value)
 			if err != nil {
 				return nil, fmt.Errorf("decode the list of VFs: %w", err)
 			}
@@ -233,7 +234,7 @@ func parseVFs(msg []byte) (map[int]VFSettings, error) {
 }
 
 func parseVF(data []byte) (int, VFSettings, error) {
-	attrs, err := nl.ParseRouteAttr(data)
+	attrs, err := rtlink.Attributes(data)
 	if err != nil {
 		return 0, VFSettings{}, err
 	}
@@ -268,7 +269,7 @@ func parseVF(data []byte) (int, VFSettings, error) {
 
 // vlanProto returns the tag's EtherType, 0 for 802.1Q. struct ifla_vf_vlan_info ends with it in network byte order.
 func vlanProto(list []byte) int {
-	attrs, err := nl.ParseRouteAttr(list)
+	attrs, err := rtlink.Attributes(list)
 	if err != nil {
 		return 0
 	}
