@@ -102,16 +102,16 @@ test-unit: ## Unit, cell and privileged tests, with the race detector but for th
 	$(GOTEST) ./test/chart ./test/docs
 
 # What is fuzzed, as package/target.
-FUZZ := policyroute/FuzzDerive hostdevice/FuzzParseConfig hostdevice/FuzzDecodeRecord
+FUZZ = $(shell grep -r --include='*_test.go' '^func Fuzz' pkg | sed -E 's,[^/]*:func (\w+).*,\1,')
 .PHONY: test-fuzz
-test-fuzz: ## Fuzz what the CNI plugin reads, FUZZTIME (1m) each.
-	set -e; for f in $(FUZZ); do $(GOTEST) -run '^$$' -fuzz "^$${f#*/}$$" -fuzztime $(FUZZTIME) ./pkg/$${f%/*}; done
+test-fuzz: ## Fuzz what reads claims, records and configurations, FUZZTIME (1m) each.
+	set -e; for f in $(FUZZ); do $(GOTEST) -run '^$$' -fuzz "^$${f##*/}$$" -fuzztime $(FUZZTIME) ./$${f%/*}; done
 
 # By the tests' programs as they are. To be guided by coverage they, and all they import, would be compiled once more.
 .PHONY: test-fuzz-brief
 test-fuzz-brief: ## Fuzz the same with 50,000 inputs each, as a part of make test.
-	set -e; for f in $(FUZZ); do $(GOTEST) -count=1 -run '^$$' ./pkg/$${f%/*} \
-		-args -test.fuzz="^$${f#*/}$$" -test.fuzztime=50000x -test.fuzzcachedir=$(CURDIR)/_out/fuzz; done
+	set -e; for f in $(FUZZ); do $(GOTEST) -count=1 -run '^$$' ./$${f%/*} \
+		-args -test.fuzz="^$${f##*/}$$" -test.fuzztime=50000x -test.fuzzcachedir=$(CURDIR)/_out/fuzz; done
 
 .PHONY: test-crash
 test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
