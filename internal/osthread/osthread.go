@@ -12,6 +12,7 @@ import (
 
 // Run calls fn on a thread of its own, which ends after it: nothing else ever runs on it, and what it alone held, such as
 // a namespace, is let go of. That is never the main thread, which Go keeps until the program ends.
+// fn has to return: Run would wait for one that ends its goroutine, as t.FailNow does.
 func Run(fn func() error) error {
 	done := make(chan error)
 	go func() {

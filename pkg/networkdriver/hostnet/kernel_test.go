@@ -20,7 +20,7 @@ import (
 func inNewNetNS(t *testing.T) {
 	t.Helper()
 	testenv.Privileged(t)
-	// The thread is never unlocked: it ends with the test's goroutine, and the namespace with it.
+	// The thread is never unlocked, so that nothing else runs in the namespace.
 	runtime.LockOSThread()
 	ns, err := netns.New()
 	require.NoError(t, err)

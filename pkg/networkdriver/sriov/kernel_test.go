@@ -89,7 +89,7 @@ func TestConcernsVF(t *testing.T) {
 
 func TestRtnetlink(t *testing.T) {
 	testenv.Privileged(t)
-	// The thread is never unlocked: it ends with the test's goroutine, and the namespace with it.
+	// The thread is never unlocked, so that nothing else runs in the namespace.
 	runtime.LockOSThread()
 	ns, err := netns.New()
 	require.NoError(t, err)
