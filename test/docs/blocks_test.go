@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 )
 
 // root is the repository's.
@@ -79,4 +81,35 @@ func TestShell(t *testing.T) {
 		require.NoError(t, err, "%s: %s", b, out)
 		require.NotContains(t, b.Text, "<", "%s: a placeholder, or input that a reader has to make", b)
 	}
+}
+
+// TestNetworks says that a CNI runtime can read the networks of the NADs, which no API server here knows.
+func TestNetworks(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(root, "examples", "nad-amd-host-device.yaml"))
+	require.NoError(t, err)
+	objects := strings.Split(string(data), "\n---\n")
+	blocks, err := Blocks(root)
+	require.NoError(t, err)
+	for _, b := range blocks {
+		if b.Lang == YAML {
+			objects = append(objects, b.Text)
+		}
+	}
+	seen := 0
+	for _, object := range objects {
+		if !strings.Contains(object, "kind: NetworkAttachmentDefinition") {
+			continue
+		}
+		var nad struct {
+			Metadata struct{ Name string }
+			Spec     struct{ Config string }
+		}
+		require.NoError(t, yaml.Unmarshal([]byte(object), &nad), object)
+		network, err := libcni.NetworkConfFromBytes([]byte(nad.Spec.Config))
+		require.NoError(t, err, object)
+		require.Equal(t, nad.Metadata.Name, network.Name, "the NAD and its network")
+		require.Equal(t, "amd-host-device", network.Plugins[0].Network.Type, "Multus gives the device's address to the first plugin")
+		seen++
+	}
+	require.Equal(t, 5, seen)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/yuin/goldmark/ast"
+	extast "github.com/yuin/goldmark/extension/ast"
 )
 
 // link is a link of a page, line the line of its paragraph or row.
@@ -119,6 +120,26 @@ func TestLinks(t *testing.T) {
 		}
 	}
 	require.Greater(t, seen, 50, "links are found")
+}
+
+// TestTables says that no table breaks off at a blank line: what follows it would be shown with its bars.
+func TestTables(t *testing.T) {
+	all, err := readPages(root)
+	require.NoError(t, err)
+	tables := 0
+	for _, p := range all {
+		require.NoError(t, p.walk(func(node ast.Node) error {
+			switch node := node.(type) {
+			case *extast.Table:
+				tables++
+			case *ast.Paragraph:
+				text := string(node.Lines().Value(p.source))
+				require.False(t, strings.HasPrefix(text, "|"), "%s:%d: a row without a table: %s", p.file, p.line(node.Pos()), text)
+			}
+			return nil
+		}))
+	}
+	require.NotZero(t, tables)
 }
 
 // TestPagesAreLinked says that a reader can get to each page.
