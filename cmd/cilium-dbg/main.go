@@ -99,9 +99,9 @@ func statusCommand(program func() *debugapi.Client) *cobra.Command {
 			}
 			switch {
 			case !status.Live:
-				return errors.New("it hangs and must be restarted")
+				return errors.New("the program hangs and must be restarted")
 			case !status.Ready && !liveness:
-				return errors.New("it is not ready")
+				return errors.New("the program is not ready")
 			case status.Ready:
 				fmt.Fprintln(cmd.OutOrStdout(), "Ready")
 			}
@@ -114,7 +114,7 @@ func statusCommand(program func() *debugapi.Client) *cobra.Command {
 
 func shellCommand() *cobra.Command {
 	cmd := shell.ShellCmd(debugapi.DefaultShellSocketPath, "cilium> ", nil)
-	cmd.Short = "Run a command in the program's shell, or a shell without one"
+	cmd.Short = "Run a command in the program's shell, or open the shell when none is given"
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		path, err := cmd.Flags().GetString(shell.ShellSockPathName)
 		if err != nil {

@@ -163,13 +163,13 @@ func TestAgainstAgent(t *testing.T) {
 	require.Equal(t, "Ready\n", out)
 	checks.AddReadiness("nri", func() error { return errors.New("not connected") })
 	out, err = dbg(t, "--socket-path", socket, "status")
-	require.EqualError(t, err, "it is not ready")
+	require.EqualError(t, err, "the program is not ready")
 	require.Equal(t, "nri: not connected\n", out)
 	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
 	require.NoError(t, err)
 	checks.AddLiveness("hooks", func() error { return errors.New("stuck") })
 	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
-	require.EqualError(t, err, "it hangs and must be restarted")
+	require.EqualError(t, err, "the program hangs and must be restarted")
 }
 
 func TestNoAgent(t *testing.T) {

@@ -43,7 +43,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-// install replaces the target in one step: the runtime may be about to run it, and one that runs cannot be written to.
+// install replaces the target in one step: the runtime may be about to run it, and a running program cannot be written to.
 func install(program, target string) error {
 	in, err := os.Open(program)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// IsPatchTestFailed tells a JSON patch that does not fit the object, above all one whose test failed, from one whose
-// result is invalid: only the latter is refused because of fields.
+// IsPatchTestFailed says whether a JSON patch was refused because it does not fit the object, above all because a test
+// in it failed. The API server gives the same code to a patch whose result is invalid, but names fields only for that.
 func IsPatchTestFailed(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) {

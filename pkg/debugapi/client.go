@@ -23,7 +23,7 @@ import (
 // clientTimeout bounds a request, so that a hung program does not hang those who look into it.
 const clientTimeout = 30 * time.Second
 
-// Client asks a running agent or operator. Which of them answers it does not know, so that its errors name the socket.
+// Client asks a running agent or operator. It does not know which of the two answers, so its errors name the socket.
 type Client struct {
 	socketPath string
 	http       http.Client

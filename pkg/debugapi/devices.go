@@ -30,7 +30,7 @@ type Device struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Devices joins inventory, allocations and reports. It reads whichever of the tables there are.
+// Devices joins inventory, allocations and reports. Tables that the program does not have count as empty.
 func Devices(db *statedb.DB) []Device {
 	txn := db.ReadTxn()
 	devices := []Device{}

@@ -32,10 +32,10 @@ import (
 	"github.com/cilium/networkdriver/pkg/httpserver"
 )
 
-// DefaultSocketPath is where the program listens.
 const (
+	// DefaultSocketPath is where the program serves this API.
 	DefaultSocketPath = "/var/run/cilium/cilium.sock"
-	// DefaultShellSocketPath is where its shell does.
+	// DefaultShellSocketPath is where it serves Hive's shell.
 	DefaultShellSocketPath = "/var/run/cilium/shell.sock"
 )
 
@@ -77,7 +77,7 @@ func NewHandler(db *statedb.DB, checks *health.Checks) http.Handler {
 	return mux
 }
 
-// Error is the body of an answer that is not the one asked for.
+// Error is the body of an answer with an error.
 type Error struct {
 	Message string `json:"message"`
 }
@@ -107,7 +107,7 @@ func serve(c Config, db *statedb.DB, checks *health.Checks, lc cell.Lifecycle, l
 	}.Append(lc, log)
 }
 
-// listen makes the socket anew. One that another process still listens on is not taken away from it.
+// listen replaces a socket that a former process has left, and refuses to replace one that a process still listens on.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 type Server struct {
 	// Name says in the log what is served, such as "metrics".
 	Name string
-	// Flag is the flag that says where, for the error of a place that cannot be listened on.
+	// Flag is the name of the flag with the address. The error of an address that cannot be listened on names it.
 	Flag    string
 	Handler http.Handler
 	Listen  func(context.Context) (net.Listener, error)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Package netnamespace opens network namespaces, tells them apart, and finds those that somebody on the node holds.
+// Package netnamespace opens network namespaces, tells them apart, and finds all that are in use on the node.
 package netnamespace
 
 import (
@@ -19,13 +19,13 @@ import (
 // ErrNone says that a path leads to no network namespace (any more).
 var ErrNone = errors.New("is not a network namespace")
 
-// Namespace is an open network namespace. An open one cannot die, so it is to be kept open for one operation only.
+// Namespace is an open network namespace. The kernel keeps it as long as it is open, so keep it for one operation only.
 type Namespace struct {
 	// Path is what it was opened by.
 	Path string
 	// FD is a descriptor of it, until it is closed.
 	FD int
-	// ID is which namespace it is.
+	// ID identifies the namespace.
 	ID ID
 }
 
@@ -64,18 +64,18 @@ func Open(path string) (*Namespace, error) {
 	return ns, nil
 }
 
-// Close lets go of the namespace.
+// Close releases the namespace.
 func (ns *Namespace) Close() { _ = unix.Close(ns.FD) }
 
-// Reachable opens the network namespaces that somebody on the node holds, but for the one to skip: named ones, then
-// those of processes, then those that a process merely has open. Each is yielded once and closed afterwards. The two
-// latter need the host's PID namespace.
+// Reachable opens all network namespaces in use on the node except the one to skip: named ones, then those of processes,
+// then those that a process merely has open. Each is yielded once and closed afterwards. The latter two kinds need the
+// host's PID namespace.
 func Reachable(ctx context.Context, skip ID) iter.Seq[*Namespace] {
 	return func(yield func(*Namespace) bool) {
 		seen := map[ID]bool{skip: true}
 		seenLinks := map[string]bool{}
 		visit := func(path string) bool {
-			// A link to a namespace says its inode, which spares opening the same one for each process.
+			// The target of the link has the namespace's inode, so the same one need not be opened for each process.
 			if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "net:[") {
 				if seenLinks[target] {
 					return true
@@ -114,7 +114,7 @@ func Reachable(ctx context.Context, skip ID) iter.Seq[*Namespace] {
 			for _, fd := range fds {
 				path := filepath.Join(dir, fd.Name())
 				target, err := os.Readlink(path)
-				// "/" is what a namespace looks like that was opened by its name and has lost it since.
+				// A namespace that was opened by its name and has lost it since shows as "/".
 				held := strings.HasPrefix(target, "net:[") || strings.Contains(target, "/netns/") || target == "/"
 				if err == nil && held && !visit(path) {
 					return

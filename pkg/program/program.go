@@ -67,8 +67,8 @@ const (
 
 func registerFlags(flags *pflag.FlagSet, settings *viper.Viper) {
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	own.String(flagConfigDir, "", "Directory with one file per flag, named like it, such as a mounted ConfigMap")
-	own.Bool(flagDebug, false, "Log details too")
+	own.String(flagConfigDir, "", "Directory with a file for each flag to set, named as the flag, such as a mounted ConfigMap")
+	own.Bool(flagDebug, false, "Log debug messages too")
 	own.String(flagLogFormat, formatText, "Format of the log: text or json")
 	own.VisitAll(func(f *pflag.Flag) {
 		// Neither fails with a name given.
@@ -97,7 +97,7 @@ func run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 	}
 	klog.SetSlogLogger(log)
 	if len(unknown) > 0 {
-		log.Debug("Files of the configuration directory that are no flags are ignored", "files", unknown)
+		log.Debug("Ignoring files of the configuration directory that are not named as a flag", "files", unknown)
 	}
 	// The sockets are for root alone from the moment they are made.
 	syscall.Umask(0o077)
@@ -105,7 +105,7 @@ func run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 	err = h.Run(log)
 	var populate hive.ErrPopulate
 	if errors.As(err, &populate) {
-		log.Debug("The cells do not fit", "error", populate.Pretty())
+		log.Debug("The cells cannot be put together", "error", populate.Pretty())
 	}
 	return err
 }

@@ -4,13 +4,13 @@
 // Package config makes CiliumNetworkDriverNodeConfigs from CiliumNetworkDriverClusterConfigs and the labels of
 // CiliumNodes.
 //
-// The data go one way. Informers put the newest state of each object into an inbox; what comes while a batch is in
-// work is one batch more, so that a burst of events is no burst of work. The ledger takes in a batch: the assignment in
-// it decides which cluster config governs which node, and the difference to the node configs that there are is the
-// work. Every replica does so far. The one that leads writes: a change is one request to the API server, made from what
-// the ledger knows, and its answer goes into the ledger, so that nothing is read before a write or after it.
+// Data flows one way. Informers put the newest state of each object into an inbox. Events that come while a batch is
+// worked on make up the next batch, so that a burst of events is no burst of work. The ledger takes in a batch: its
+// assignment decides which cluster config governs which node, and what differs from the existing node configs is the
+// work. Every replica does this much. The one that leads writes: a change is one request to the API server, made from
+// what the ledger knows, and its answer goes into the ledger, so that nothing is read before a write or after it.
 //
-// A replica that loses its lease, as in an outage of the API server, drops all that and begins anew.
+// A replica that loses its lease, as in an outage of the API server, drops all of this and starts over.
 package config
 
 import (

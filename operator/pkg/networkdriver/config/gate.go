@@ -15,20 +15,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// gate is what all writes pass: it keeps to the rate, and while the API server does not answer it lets through only an
-// attempt now and then.
+// gate is passed by every write. It keeps to the rate, and while the API server does not answer it lets only one attempt
+// through now and then.
 type gate struct {
 	log     *slog.Logger
 	limiter *rate.Limiter
 
 	mu sync.Mutex // guards the fields below
-	// backoff is the delay after the next failure; closed is until when nothing passes.
+	// backoff gives the delay after the next failure. Nothing passes before closed.
 	backoff wait.Backoff
 	closed  time.Time
 	away    bool
 }
 
-// outageBackoff grows to a delay after which an API server that is back is soon noticed.
+// outageBackoff has a cap that is short enough for an API server that is back to be noticed soon.
 var outageBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 1 << 10, Cap: 10 * time.Second}
 
 func newGate(log *slog.Logger, qps float64, burst int) *gate {
@@ -55,7 +55,7 @@ func (g *gate) pass(ctx context.Context) error {
 	return g.limiter.Wait(ctx)
 }
 
-// report tells what came of a write.
+// report takes in the outcome of a write.
 func (g *gate) report(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -80,7 +80,7 @@ func (g *gate) report(ctx context.Context, err error) {
 	g.away = true
 }
 
-// unavailable says whether an error is about the API server and not about what it was asked.
+// unavailable says whether an error means that the API server is away, and not that it refuses the request.
 func unavailable(err error) bool {
 	if err == nil {
 		return false

@@ -14,20 +14,20 @@ import (
 
 // event is the newest state of an object.
 type event[T client.Object] struct {
-	// object is the last state of one that is gone, or nil when that is not known.
+	// object is nil for a deleted object whose last state is not known.
 	object T
 	gone   bool
 }
 
-// listing is all node configs at one time.
+// listing has all node configs as they were at one time.
 type listing struct {
 	items           []*nodeConfig
 	resourceVersion string
-	// newestKnown is the newest version that was known before.
+	// newestKnown is the newest resource version that was known before the listing.
 	newestKnown string
 }
 
-// batch are the events since the last batch, of each object the newest one only.
+// batch has the events since the last batch, for each object the newest one only.
 type batch struct {
 	nodes          map[string]event[*metav1.PartialObjectMetadata]
 	clusterConfigs map[string]event[*clusterConfig]
@@ -43,7 +43,7 @@ func newBatch() *batch {
 	}
 }
 
-// inbox collects events until someone has the time for them.
+// inbox collects events until the ledger takes them.
 type inbox struct {
 	mu    sync.Mutex // guards batch
 	batch *batch

@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/config/assignment"
 )
 
-// ledger knows what is desired and what there is, and so what has to be written. It takes in what the API server tells
-// and what writes have come to, and keeps the tables.
+// ledger knows what is desired and what exists, and so what has to be written. It takes in what the API server reports
+// and the outcome of each write, and keeps the tables.
 type ledger struct {
 	log    *slog.Logger
 	tables *tables
@@ -27,9 +27,9 @@ type ledger struct {
 	mu         sync.Mutex
 	assignment *assignment.Assignment
 	configs    map[string]*governor
-	// actual are the node configs that there are, trimmed.
+	// actual are the node configs that exist, trimmed.
 	actual map[string]*nodeConfig
-	// deleted are node configs that were deleted here while the watch has not told so yet.
+	// deleted are node configs that the operator has deleted and whose deletion the watch has not reported yet.
 	deleted map[string]types.UID
 	// pending is the number of node configs that are to be written.
 	pending int
@@ -119,7 +119,7 @@ func (l *ledger) apply(b *batch) work {
 	return w
 }
 
-// older says whether a resource version is older than another. Versions that cannot be compared are not.
+// older says whether a resource version is older than another. It is false for versions that cannot be compared.
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && order < 0
@@ -133,7 +133,7 @@ func (l *ledger) observe(name string, object *nodeConfig, gone bool) bool {
 		return false
 	}
 	if object != nil && object.UID == l.deleted[name] {
-		// A finalizer of somebody else's may hold it back: then it is there until the watch tells that it is gone.
+		// Somebody else's finalizer may hold it back. It exists until the watch reports that it is gone.
 		held := !gone && object.DeletionTimestamp != nil
 		if gone || held {
 			delete(l.deleted, name)
@@ -198,7 +198,8 @@ func (l *ledger) newest() string {
 }
 
 // observeConfig takes in the state of a cluster config, and says whether the nodes that it governs have to be looked at.
-// (Those that it governs no more, or newly, come from the assignment.) One that is being deleted counts as gone.
+// (The assignment tells of nodes that it no longer governs, or governs newly.) A config that is being deleted counts as
+// gone.
 func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bool {
 	known := l.configs[name]
 	if gone || object.DeletionTimestamp != nil {
@@ -295,14 +296,14 @@ func (l *ledger) wrote(c change, answer *nodeConfig) work {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.operation == opDelete {
-		// One that the watch has told is held back is there until the watch tells that it is gone.
+		// One that the watch has reported as held back exists until the watch reports that it is gone.
 		if known := l.actual[c.node]; known != nil && known.UID == c.actual.UID && known.DeletionTimestamp == nil {
 			delete(l.actual, c.node)
 			l.deleted[c.node] = c.actual.UID
 		}
 	} else {
 		answer.answers = c.digest
-		// The watch may have told of this or a later state before.
+		// The watch may have reported this or a later state before.
 		known := l.actual[c.node]
 		if known == nil || older(known.ResourceVersion, answer.ResourceVersion) {
 			l.actual[c.node] = answer
@@ -313,7 +314,7 @@ func (l *ledger) wrote(c change, answer *nodeConfig) work {
 	return l.look(c.node)
 }
 
-// reread takes in the state that a read has told of, nil for none.
+// reread takes in what a read has found, nil for nothing.
 func (l *ledger) reread(node string, object *nodeConfig) work {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -460,7 +461,7 @@ func (l *ledger) row(name string, g *governor) *ClusterConfig {
 	return row
 }
 
-// unsettled returns what has to be written, for one who begins to write.
+// unsettled returns what has to be written, for a replica that begins to lead.
 func (l *ledger) unsettled() work {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -56,7 +56,7 @@ type totals struct {
 	drifts                                     uint64
 }
 
-// totals returns the counts, and begins to count drifts anew.
+// totals returns the counts, and resets that of drifts.
 func (l *ledger) totals() totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -130,7 +130,7 @@ func digestOf(spec json.RawMessage) (digest, error) {
 	return digest(sum[:len(digest{})]), nil
 }
 
-// selector returns which nodes are meant: all of them when there is no selector.
+// selector returns the selector of nodes, which matches all of them when none is given.
 func (c *clusterConfig) selector() (labels.Selector, error) {
 	if c.Spec.NodeSelector == nil {
 		return labels.Everything(), nil
@@ -151,8 +151,8 @@ func (c *clusterConfig) validate() error {
 	return typed.Validate()
 }
 
-// trim leaves of a node config what is compared, and replaces the spec by its digest. Doing so again changes nothing: an
-// informer may transform an object twice.
+// trim drops what is not compared from a node config, and replaces the spec by its digest. Doing so again changes
+// nothing: an informer may transform an object twice.
 func (n *nodeConfig) trim() error {
 	if n.digest != (digest{}) {
 		return nil
@@ -171,7 +171,7 @@ func (n *nodeConfig) trim() error {
 	return nil
 }
 
-// only returns the map without any other keys. It is nil only if the map is.
+// only returns the map with these keys alone. The result is nil only for a nil map.
 func only(m map[string]string, key string) map[string]string {
 	if m == nil {
 		return nil
@@ -190,7 +190,7 @@ func (n *nodeConfig) generated() bool {
 // clusterConfig is the name of the cluster config that it was made from.
 func (n *nodeConfig) clusterConfig() string { return n.Annotations[v2alpha1.AnnotationClusterConfig] }
 
-// is says whether the node config is what is to be made of a cluster config.
+// is says whether the node config is as the cluster config wants it.
 func (n *nodeConfig) is(clusterConfig string, spec digest) bool {
 	return n.generated() && n.clusterConfig() == clusterConfig && (n.digest == spec || n.answers == spec)
 }
@@ -213,7 +213,7 @@ func transformClusterConfig(object any) (any, error) {
 	return object, nil
 }
 
-// transformCiliumNode leaves the labels of what enters the cache.
+// transformCiliumNode drops from what enters the cache everything but the labels.
 func transformCiliumNode(object any) (any, error) {
 	if n, ok := object.(*metav1.PartialObjectMetadata); ok {
 		n.ObjectMeta = metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels}

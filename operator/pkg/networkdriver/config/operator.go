@@ -71,9 +71,9 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		o.Logger.Warn("Beginning anew", "error", err)
-		health.Degraded("Beginning anew", err)
-		o.wait(fmt.Sprintf("beginning anew: %v", err))
+		o.Logger.Warn("Starting over", "error", err)
+		health.Degraded("Starting over", err)
+		o.wait(fmt.Sprintf("starting over: %v", err))
 		if !pause.For(ctx, againDelay) {
 			return nil
 		}
@@ -124,7 +124,7 @@ func (o *operator) waitServed(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// served returns which resource is missing, nil if none is.
+// served returns an error that names a missing resource, nil if none is missing.
 func served(client discovery.ServerResourcesInterface) error {
 	for _, want := range []struct{ version, resource string }{
 		{v2alpha1.SchemeGroupVersion.String(), v2alpha1.ClusterConfigResource},

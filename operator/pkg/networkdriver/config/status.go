@@ -58,7 +58,7 @@ type verdict struct {
 	failure string
 }
 
-// verdict returns how a cluster config fares, nil for one that there is not.
+// verdict returns how a cluster config fares, nil for one that does not exist.
 func (l *ledger) verdict(name string) *verdict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +134,7 @@ func (v *verdict) status() v2alpha1.CiliumNetworkDriverClusterConfigStatus {
 	return status
 }
 
-// conflict says with whom there is a conflict and about which nodes; empty without one.
+// conflict names the winner of a conflict and the nodes that it is about. It is empty without a conflict.
 func (v *verdict) conflict() string {
 	if v.Winner == "" {
 		return ""
@@ -168,7 +168,7 @@ type statusWriter struct {
 	metrics *metrics
 
 	mu sync.Mutex // guards unsettled
-	// unsettled is since when a status has not been written because its node configs are being written.
+	// unsettled has the time from which on a status has waited for its node configs to be written.
 	unsettled map[string]time.Time
 }
 
@@ -246,7 +246,7 @@ func (s *statusWriter) write(ctx context.Context, object *clusterConfig, status 
 	})
 }
 
-// tell makes events and log lines of what has begun or ended with a status.
+// tell reports by events and in the log which conflict or fault has begun or ended with a status.
 func (s *statusWriter) tell(v *verdict, status v2alpha1.CiliumNetworkDriverClusterConfigStatus) {
 	regarding := &corev1.ObjectReference{
 		APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.ClusterConfigKind, Name: v.object.Name, UID: v.object.UID,
@@ -261,7 +261,7 @@ func (s *statusWriter) tell(v *verdict, status v2alpha1.CiliumNetworkDriverClust
 		s.events.Eventf(regarding, nil, corev1.EventTypeWarning, "ConfigurationConflict", "Assign", "%s", shorten(conflict.Message, maxEventLength))
 	case conflict.Status != metav1.ConditionTrue && wasConflict && v.invalid == nil:
 		log.Info("Cluster config is no longer in conflict")
-		s.events.Eventf(regarding, nil, corev1.EventTypeNormal, "ConflictResolved", "Assign", "The conflict is resolved: it governs the %d nodes that it matches", v.Matched)
+		s.events.Eventf(regarding, nil, corev1.EventTypeNormal, "ConflictResolved", "Assign", "The conflict is resolved: this cluster config governs the %d nodes that it matches", v.Matched)
 	}
 	was := meta.FindStatusCondition(v.object.Status.Conditions, v2alpha1.ConditionReady)
 	if v.invalid != nil && (was == nil || was.Reason != reasonInvalid) {

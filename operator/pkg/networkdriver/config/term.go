@@ -60,7 +60,7 @@ type term struct {
 	// nodeQueue has the node configs to write, statusQueue the cluster configs; nil until the term leads.
 	nodeQueue   workqueue.TypedRateLimitingInterface[string]
 	statusQueue workqueue.TypedRateLimitingInterface[string]
-	// ended lets no write begin; writes are those under way.
+	// ended is true when no write may begin any more; writes counts those under way.
 	ended  bool
 	writes sync.WaitGroup
 }
@@ -199,7 +199,7 @@ func (t *term) control(name string, reconciler reconcile.TypedReconciler[string]
 		t.mu.Unlock()
 		if lead {
 			t.o.metrics.leader.Set(1)
-			t.log.Info("This replica leads, it writes")
+			t.log.Info("This replica leads and writes")
 			t.enqueue(t.ledger.unsettled())
 		}
 		return nil
@@ -233,7 +233,7 @@ func (t *term) end() {
 	t.writes.Wait()
 }
 
-// enqueue hands work to the writers. Without the lead that is nobody, and the ledger remembers.
+// enqueue hands work to the writers. While another replica leads there are none; the ledger remembers the work.
 func (t *term) enqueue(w work) {
 	t.mu.Lock()
 	nodes, statuses := t.nodeQueue, t.statusQueue
@@ -249,7 +249,7 @@ func (t *term) enqueue(w work) {
 	}
 }
 
-// plan takes in one batch of events after the other.
+// plan takes in batches of events, one after the other.
 func (t *term) plan(ctx context.Context, ready func()) error {
 	if !toolscache.WaitForCacheSync(ctx.Done(), t.synced...) {
 		return nil

@@ -48,7 +48,7 @@ type Assignment struct {
 	// slots are the configs by their bit in a class's key; nil for a free bit.
 	slots   []*config
 	classes map[string]*class
-	// stale says that owners have to be computed anew.
+	// stale says that owners have to be computed again.
 	stale bool
 	// moved and touched are the nodes and configs that may have changed since Resolve.
 	moved   map[string]struct{}
@@ -191,7 +191,7 @@ func (a *Assignment) rematch(c *config, matches func(labels.Labels) bool) {
 // keyWord is what the length of a key is a multiple of, so that it seldom changes.
 const keyWord = 8
 
-// key returns a key without a bit. It is good until the next call.
+// key returns a key without a bit. It is valid until the next call.
 func (a *Assignment) key() []byte {
 	size := (len(a.slots) + 8*keyWord - 1) / (8 * keyWord) * keyWord
 	a.scratch = slices.Grow(a.scratch[:0], size)[:size]
@@ -327,7 +327,7 @@ func (a *Assignment) occupy(c *config) {
 	}
 }
 
-// Has returns whether there is such a node.
+// Has says whether the node exists.
 func (a *Assignment) Has(name string) bool {
 	n := a.nodes[name]
 	return n != nil && n.class != nil
@@ -372,7 +372,7 @@ type Verdict struct {
 // sampleSize is the number of nodes in a sample.
 const sampleSize = 3
 
-// Verdict returns how a config fares, the zero value for one that there is not.
+// Verdict returns how a config fares, the zero value for one that does not exist.
 func (a *Assignment) Verdict(name string) Verdict {
 	c := a.configs[name]
 	if c == nil {
