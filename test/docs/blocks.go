@@ -51,7 +51,7 @@ var marks = map[string][]string{
 }
 
 // pages are the pages' files.
-var pages = []string{"README.md", "Documentation/*.md", "examples/README.md", "test/lab/README.md"}
+var pages = []string{"*.md", "Documentation/*.md", "examples/README.md", "test/lab/README.md"}
 
 // Block is a fenced block of a page.
 type Block struct {

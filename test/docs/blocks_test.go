@@ -45,7 +45,7 @@ func TestBlocks(t *testing.T) {
 	_, err = Blocks(repository(t, "# A\n\n    make\n"))
 	require.EqualError(t, err, "README.md:3: a block without fences and language")
 	_, err = Blocks(t.TempDir())
-	require.ErrorContains(t, err, "no page README.md")
+	require.ErrorContains(t, err, "no page *.md")
 }
 
 // TestMarks says that a reader and a test know of each block what it is.
