@@ -17,7 +17,7 @@ const (
 	ReasonConfigurationConflict = "configurationConflict"
 
 	// LabelManagedBy marks the node configs that the operator has made, with
-	// ManagedByOperator as its value. It deletes no other ones.
+	// ManagedByOperator as its value. It deletes no others.
 	LabelManagedBy = "networkdriver.cilium.io/managed-by"
 
 	// ManagedByOperator is the value of LabelManagedBy.

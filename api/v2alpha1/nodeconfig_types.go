@@ -53,8 +53,8 @@ type CiliumNetworkDriverNodeConfigList struct {
 // pools it offers them.
 type CiliumNetworkDriverNodeConfigSpec struct {
 	// driverName is the name under which the driver registers with kubelet and
-	// publishes ResourceSlices. A change takes effect with a restart of the
-	// agent, as one of the draRegistration fields does.
+	// publishes ResourceSlices. A change takes effect when the agent is
+	// restarted, and so does one of a draRegistration field.
 	//
 	// +optional
 	// +kubebuilder:default="networkdriver.cilium.io"
