@@ -30,12 +30,12 @@ func (c *Conn) RemoveXDP(l netlink.Link) error {
 		modes = []uint32{nl.XDP_FLAGS_SKB_MODE, nl.XDP_FLAGS_DRV_MODE, xdpHW}
 	}
 	for _, mode := range modes {
-		req, _ := request(unix.RTM_NEWLINK, unix.NLM_F_ACK, l.Attrs().Index)
+		req, _ := linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, l.Attrs().Index)
 		attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(^uint32(0)))
 		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(mode))
 		req.AddData(attr)
-		if _, err := c.Execute(req, 0); err != nil && len(modes) == 1 {
+		if _, err := c.execute(req, 0); err != nil && len(modes) == 1 {
 			return fmt.Errorf("detach XDP program %d: %w", xdp.ProgId, err)
 		}
 	}
