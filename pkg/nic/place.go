@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package nic
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/rtlink"
+)
+
+// Place is a network namespace with a socket in it.
+type Place struct {
+	*rtlink.Conn
+	NS *netnamespace.Namespace
+
+	log   *slog.Logger
+	sysfs string
+}
+
+// Open opens the namespace that the path leads to. sysfs is the mount point of a sysfs that shows it, empty for none. The
+// error is or wraps [netnamespace.ErrNone] when the path leads to no namespace.
+func Open(log *slog.Logger, path, sysfs string) (*Place, error) {
+	ns, err := netnamespace.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := rtlink.Dial(log, ns)
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	return &Place{Conn: conn, NS: ns, log: log, sysfs: sysfs}, nil
+}
+
+// Close lets go of the namespace.
+func (p *Place) Close() {
+	p.Conn.Close()
+	p.NS.Close()
+}
+
+// Find returns the NIC's link, nil if it is not in the namespace. accept, which may be nil, has to take the link too.
+func (p *Place) Find(id Identity, accept func(netlink.Link) bool) (netlink.Link, error) {
+	link, err := p.FindHinted(id, accept)
+	if link != nil || err != nil {
+		return link, err
+	}
+	links, err := p.List()
+	if err != nil {
+		return nil, err
+	}
+	return id.pick(links, accept)
+}
+
+// FindHinted is [Place.Find] without a list of all links of the namespace: the link may be missed. Where it leads is a
+// hint: sysfs gives the index by a name that may change while it is read, so that the kernel is asked whether the index
+// is the NIC's.
+func (p *Place) FindHinted(id Identity, accept func(netlink.Link) bool) (netlink.Link, error) {
+	indexes := p.indexesOf(id)
+	if id.Device == "" && id.Index > 0 {
+		indexes = append(indexes, id.Index)
+	}
+	var links []netlink.Link
+	for _, index := range indexes {
+		link, err := p.ByIndex(index)
+		if err != nil {
+			return nil, err
+		}
+		if link != nil {
+			links = append(links, link)
+		}
+	}
+	return id.pick(links, accept)
+}
+
+// pick returns the link that is the NIC, nil for none. A device of which several links may be meant is an error: which of
+// them is lent is not to be guessed.
+func (id Identity) pick(links []netlink.Link, accept func(netlink.Link) bool) (found netlink.Link, err error) {
+	for _, link := range links {
+		if !id.isIt(link, accept) {
+			continue
+		}
+		if found != nil && id.Device != "" {
+			return nil, fmt.Errorf("%s has several links, %s and %s, and it is not known which is meant", id, found.Attrs().Name, link.Attrs().Name)
+		}
+		if found == nil {
+			found = link
+		}
+	}
+	return found, nil
+}
+
+func (id Identity) isIt(link netlink.Link, accept func(netlink.Link) bool) bool {
+	return id.MatchesAtHome(link) && (accept == nil || accept(link))
+}
+
+// Identify returns the identity of a link of the host. The permanent address counts for a device that can have several
+// links. A VF has one, unless several are there, and may get another permanent address from its PF.
+func (p *Place) Identify(link netlink.Link) Identity {
+	id := identify(link)
+	dir := p.deviceDir(id)
+	if dir == "" {
+		return id
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "physfn")); err == nil && len(p.indexesOf(id)) == 1 {
+		id.PermMAC = ""
+	}
+	return id
+}
+
+// indexesOf returns the indexes that sysfs has of the links of the NIC's device.
+func (p *Place) indexesOf(id Identity) (indexes []int) {
+	dir := p.deviceDir(id)
+	if dir == "" {
+		return nil
+	}
+	names, _ := os.ReadDir(filepath.Join(dir, "net"))
+	for _, name := range names {
+		raw, err := os.ReadFile(filepath.Join(dir, "net", name.Name(), "ifindex"))
+		if err != nil {
+			continue
+		}
+		if index, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil && index > 0 {
+			indexes = append(indexes, index)
+		}
+	}
+	return indexes
+}
+
+// deviceDir returns the directory of the NIC's device in sysfs, empty if it has none there.
+func (p *Place) deviceDir(id Identity) string {
+	if p.sysfs == "" || !deviceFormat.MatchString(id.Bus) || !deviceFormat.MatchString(id.Device) {
+		return ""
+	}
+	return filepath.Join(p.sysfs, "bus", id.Bus, "devices", id.Device)
+}
+
+// linkless says why the NIC's device has no link in any namespace, empty if it may have one. The directory net of a
+// device is there as long as it has a link, be it in a namespace that this sysfs does not show.
+func (p *Place) linkless(id Identity) string {
+	dir := p.deviceDir(id)
+	if dir == "" {
+		return ""
+	}
+	if _, err := os.Stat(filepath.Dir(dir)); err != nil {
+		return "" // sysfs cannot be read, so that nothing is known
+	}
+	if _, err := os.Stat(dir); os.IsNotExist(err) {
+		return fmt.Sprintf("the device is not on the %s bus any more", id.Bus)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "net")); !os.IsNotExist(err) {
+		return ""
+	}
+	driver, err := os.Readlink(filepath.Join(dir, "driver"))
+	if err != nil {
+		return "the device has no driver"
+	}
+	return fmt.Sprintf("the device is bound to %s and has no interface", filepath.Base(driver))
+}
+
+func isMissing(err error) bool { return os.IsNotExist(err) }
