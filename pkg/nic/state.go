@@ -49,9 +49,9 @@ type State struct {
 // Read returns the state that a link has.
 func Read(link netlink.Link) State {
 	attrs := link.Attrs()
-	txQLen := uint32(attrs.TxQLen)
+	alias, group, txQLen := attrs.Alias, attrs.Group, uint32(attrs.TxQLen)
 	s := State{
-		Name: attrs.Name, AltNames: attrs.AltNames, Alias: &attrs.Alias, Group: &attrs.Group, MTU: attrs.MTU,
+		Name: attrs.Name, AltNames: attrs.AltNames, Alias: &alias, Group: &group, MTU: attrs.MTU,
 		MAC: attrs.HardwareAddr.String(), TxQLen: &txQLen,
 		Up:       attrs.RawFlags&unix.IFF_UP != 0,
 		Promisc:  attrs.RawFlags&unix.IFF_PROMISC != 0,

@@ -33,7 +33,7 @@ func BenchmarkAttachDetach(b *testing.B) {
 			b.Fatal(err)
 		}
 		half := time.Now()
-		bare(dev.id.IfIndex)
+		bare(dev.id.Index)
 		ours, theirs = ours+half.Sub(start), theirs+time.Since(half)
 	}
 	b.ReportMetric(float64(ours.Nanoseconds())/float64(b.N), "attach+detach-ns/op")
@@ -47,7 +47,7 @@ func BenchmarkBareNetlink(b *testing.B) {
 	dev := f.host.addLink("v0")
 	bare := f.bare(b)
 	for b.Loop() {
-		bare(dev.id.IfIndex)
+		bare(dev.id.Index)
 	}
 }
 

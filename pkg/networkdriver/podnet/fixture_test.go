@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -32,16 +33,16 @@ import (
 type device struct {
 	name string
 	peer string // the other end of the link, which stays
-	id   types.LinkID
-	host types.LinkState
+	id   nic.Identity
+	host nic.State
 }
 
 func (d device) IfName() string                                                   { return d.name }
 func (d device) KernelIfName() string                                             { return d.host.Name }
 func (d device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute { return nil }
 func (d device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool             { return false }
-func (d device) Link() types.LinkID                                               { return d.id }
-func (d device) HostState() types.LinkState                                       { return d.host }
+func (d device) Link() nic.Identity                                               { return d.id }
+func (d device) HostState() nic.State                                             { return d.host }
 func (d device) Validate(types.DeviceConfig) error                                { return nil }
 func (d device) Setup(context.Context, types.DeviceConfig) (types.Device, error)  { return d, nil }
 func (d device) Free(context.Context, types.DeviceConfig) error                   { return nil }
@@ -103,14 +104,14 @@ func (ns *testNS) addLink(name string) device {
 	require.NoError(ns.tb, ns.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer}))
 	alias := peer + " of " + ns.path
 	require.NoError(ns.tb, ns.LinkSetAlias(ns.link(name), alias))
-	d := device{name: name, peer: peer, id: types.LinkID{Kind: "veth", IfIndex: ns.link(name).Attrs().Index, Alias: alias}}
+	d := device{name: name, peer: peer, id: nic.Identity{Kind: "veth", Index: ns.link(name).Attrs().Index, Alias: alias}}
 	return ns.prepared(d, name)
 }
 
 // prepared returns the device with the state its link has now.
 func (ns *testNS) prepared(d device, name string) device {
 	ns.tb.Helper()
-	d.host = stateOf(ns.link(name))
+	d.host = nic.Read(ns.link(name))
 	return d
 }
 
@@ -138,7 +139,7 @@ func (ns *testNS) names() []string {
 // standIn returns the name of the link that could not have its own.
 func (ns *testNS) standIn() string {
 	ns.tb.Helper()
-	i := slices.IndexFunc(ns.names(), isStandIn)
+	i := slices.IndexFunc(ns.names(), nic.IsStandIn)
 	require.GreaterOrEqual(ns.tb, i, 0, "no stand-in among %q", ns.names())
 	return ns.names()[i]
 }
@@ -147,8 +148,8 @@ func (ns *testNS) standIn() string {
 func (ns *testNS) requireHome(d device) {
 	ns.tb.Helper()
 	link := ns.link(d.host.Name)
-	require.True(ns.tb, is(link, d.id), "%s is another link", d.host.Name)
-	now := stateOf(link)
+	require.True(ns.tb, d.id.Matches(link), "%s is another link", d.host.Name)
+	now := nic.Read(link)
 	require.ElementsMatch(ns.tb, d.host.AltNames, now.AltNames, "alternative names")
 	now.AltNames = d.host.AltNames
 	require.Equal(ns.tb, d.host, now)

@@ -4,18 +4,19 @@
 package podnet
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
@@ -35,6 +36,10 @@ func TestEverythingAPodChangesIsRestored(t *testing.T) {
 	for _, up := range []bool{false, true} {
 		if up {
 			require.NoError(t, f.host.LinkSetUp(f.host.link("v0")))
+			require.NoError(t, f.host.SetPromiscOn(f.host.link("v0")))
+			require.NoError(t, f.host.LinkSetAllmulticastOn(f.host.link("v0")))
+			require.NoError(t, f.host.LinkSetTxQLen(f.host.link("v0"), 500))
+			require.NoError(t, f.host.LinkSetGroup(f.host.link("v0"), 7))
 			dev = f.host.prepared(dev, "v0")
 		}
 		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
@@ -43,8 +48,16 @@ func TestEverythingAPodChangesIsRestored(t *testing.T) {
 		link := f.pod.link("net1")
 		require.NoError(t, f.pod.LinkSetHardwareAddr(link, mac(t, "02:00:00:00:00:99")))
 		require.NoError(t, f.pod.LinkSetMTU(link, 1300))
-		require.NoError(t, f.pod.SetPromiscOn(link))
-		require.NoError(t, f.pod.LinkSetAllmulticastOn(link))
+		if up {
+			require.NoError(t, f.pod.SetPromiscOff(link))
+			require.NoError(t, f.pod.LinkSetAllmulticastOff(link))
+		} else {
+			require.NoError(t, f.pod.SetPromiscOn(link))
+			require.NoError(t, f.pod.LinkSetAllmulticastOn(link))
+		}
+		require.NoError(t, f.pod.LinkSetARPOff(link))
+		require.NoError(t, f.pod.LinkSetTxQLen(link, 10))
+		require.NoError(t, f.pod.LinkSetGroup(link, 9))
 		require.NoError(t, f.pod.LinkDelAltName(link, "alt1"))
 		require.NoError(t, f.pod.LinkAddAltName(link, "v0"))
 		require.NoError(t, f.pod.LinkAddAltName(link, "pods-own"))
@@ -54,9 +67,10 @@ func TestEverythingAPodChangesIsRestored(t *testing.T) {
 
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 		f.host.requireHome(dev)
-		require.Zero(t, f.host.link("v0").Attrs().RawFlags&(unix.IFF_PROMISC|unix.IFF_ALLMULTI))
+		require.Equal(t, up, f.host.link("v0").Attrs().RawFlags&unix.IFF_PROMISC != 0)
+		require.Equal(t, up, f.host.link("v0").Attrs().RawFlags&unix.IFF_ALLMULTI != 0)
 		require.Equal(t, []string{"net1"}, f.pod.names())
-		require.True(t, is(f.pod.link("net1"), decoy.id))
+		require.True(t, decoy.id.Matches(f.pod.link("net1")))
 		require.NoError(t, f.pod.LinkDel(f.pod.link("net1")))
 	}
 }
@@ -114,10 +128,10 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 	require.Empty(t, f.pod.names())
 	standIn := f.host.standIn()
-	require.True(t, is(f.host.link(standIn), dev.id))
+	require.True(t, dev.id.Matches(f.host.link(standIn)))
 	require.Equal(t, []string{"alt1"}, f.host.link(standIn).Attrs().AltNames)
-	require.True(t, is(f.host.link("v0"), other.id))
-	require.True(t, is(f.host.link("net1"), third.id))
+	require.True(t, other.id.Matches(f.host.link("v0")))
+	require.True(t, third.id.Matches(f.host.link("net1")))
 	require.Len(t, f.owed(), 1)
 	require.Equal(t, "v0", f.owed()[0].device)
 
@@ -125,7 +139,7 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	f.requests.changes()
 	require.NoError(t, f.Repair(f.ctx))
 	require.NoError(t, f.Detach(f.ctx, "", dev))
-	require.True(t, is(f.host.link(standIn), dev.id))
+	require.True(t, dev.id.Matches(f.host.link(standIn)))
 	require.Len(t, f.owed(), 1)
 	require.Equal(t, "v0", f.owed()[0].device)
 	require.NotContains(t, f.requests.changes(), "RTM_NEWLINK")
@@ -171,19 +185,19 @@ func TestFailedAttachRestoresEverything(t *testing.T) {
 
 	host, err := f.openHost()
 	require.NoError(t, err)
-	defer host.close()
-	pod, err := f.openPod(f.pod.path, host.ns)
+	defer host.Close()
+	pod, err := f.openPod(f.pod.path, host.NS.ID)
 	require.NoError(t, err)
-	defer pod.close()
-	link, err = f.findOnHost(host, dev.id)
+	defer pod.Close()
+	link, err = host.Find(dev.id, nil)
 	require.NoError(t, err)
 	require.NoError(t, f.moveIn(host, pod, link, "net1"))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: stateOf(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
 	f.host.requireHome(dev)
 
 	// Or if it never left.
 	require.NoError(t, f.host.LinkDelAltName(f.host.link("v0"), "net1"))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: stateOf(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
 	f.host.requireHome(dev)
 }
 
@@ -195,7 +209,7 @@ func TestForgedHostNames(t *testing.T) {
 		require.NoError(t, err)
 		dev.host.Name = name
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev), name)
-		require.True(t, is(f.host.link(f.host.standIn()), dev.id), name)
+		require.True(t, dev.id.Matches(f.host.link(f.host.standIn())), name)
 		require.NoError(t, f.host.LinkDel(f.host.link(f.host.standIn())))
 	}
 }
@@ -221,9 +235,18 @@ func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 }
 
 func attachXDP(ns *testNS, name string, prog, mode int) error {
-	c := ns.dial()
-	defer c.Close()
+	handle, err := netns.GetFromPath(ns.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = handle.Close() }()
+	socket, err := nl.GetNetlinkSocketAt(handle, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
 	info := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	info.Index = int32(ns.link(name).Attrs().Index)
 	req.AddData(info)
@@ -231,7 +254,7 @@ func attachXDP(ns *testNS, name string, prog, mode int) error {
 	attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(prog)))
 	attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(uint32(mode)))
 	req.AddData(attr)
-	_, err := c.Execute(req, 0)
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
 	return err
 }
 
@@ -240,59 +263,47 @@ func TestWhatSysfsSaysIsVerified(t *testing.T) {
 	f := setup(t)
 	f.host.addLink("v0")
 	addr := "0000:03:00.1"
-	dir := f.pciPath(addr, "net", "v0")
+	pci := filepath.Join(f.cfg.Sysfs, "bus/pci/devices", addr)
+	dir := filepath.Join(pci, "net", "v0")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	index := f.host.link("v0").Attrs().Index
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ifindex"), []byte(numbered("", index)+"\n"), 0o600))
-	vf := device{name: "0000-03-00-1", id: types.LinkID{PCIAddr: addr}, host: types.LinkState{Name: "vf0"}}
+	vf := device{name: "0000-03-00-1", id: nic.PCI(addr), host: nic.State{Name: "vf0"}}
 
 	_, err := f.Attach(f.ctx, f.pod.path, vf, "net1")
 	require.ErrorIs(t, err, ErrLinkGone)
 	require.Empty(t, f.requests.changes())
 
-	require.NoError(t, f.Detach(f.ctx, f.pod.path, vf), "without a driver there is no link")
-	require.NoError(t, os.Symlink("../../../bus/pci/drivers/vfio-pci", f.pciPath(addr, "driver")))
-	require.NoError(t, f.Detach(f.ctx, f.pod.path, vf), "nor with one for userspace")
-	require.NoError(t, os.RemoveAll(f.pciPath(addr)))
-	require.NoError(t, f.Detach(f.ctx, f.pod.path, vf), "nor off the bus")
-	require.NoError(t, os.MkdirAll(f.pciPath(addr), 0o755))
-	require.NoError(t, os.Symlink("../../../bus/pci/drivers/igbvf", f.pciPath(addr, "driver")))
-	err = f.Detach(f.ctx, f.pod.path, vf)
-	require.ErrorIs(t, err, ErrUnreachable)
-	require.ErrorContains(t, err, "0000-03-00-1")
+	// It has a link that is not found, whatever driver made it.
+	for _, driver := range []string{"", "igbvf", "mlx5_vfio_pci"} {
+		_ = os.Remove(filepath.Join(pci, "driver"))
+		if driver != "" {
+			require.NoError(t, os.Symlink("../../../bus/pci/drivers/"+driver, filepath.Join(pci, "driver")))
+		}
+		ctx, cancel := context.WithTimeout(f.ctx, 100*time.Millisecond)
+		err = f.Detach(ctx, f.pod.path, vf)
+		cancel()
+		require.ErrorIs(t, err, ErrUnreachable)
+		require.ErrorContains(t, err, "0000-03-00-1")
+	}
 	require.Equal(t, []string{"v0"}, f.host.names())
 
-	vf.id.PCIAddr = "../../../class"
-	require.ErrorContains(t, f.Detach(f.ctx, "", vf), "is not a PCI address")
-}
+	// Without a link there is none to wait for.
+	require.NoError(t, os.RemoveAll(filepath.Join(pci, "net")))
+	for _, driver := range []string{"mlx5_vfio_pci", "vfio-pci", "pci-stub", ""} {
+		_ = os.Remove(filepath.Join(pci, "driver"))
+		if driver != "" {
+			require.NoError(t, os.Symlink("../../../bus/pci/drivers/"+driver, filepath.Join(pci, "driver")))
+		}
+		require.NoError(t, f.Detach(f.ctx, f.pod.path, vf), driver)
+	}
+	require.NoError(t, os.RemoveAll(pci))
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, vf), "nor off the bus")
 
-func TestIdentity(t *testing.T) {
-	pci := func(bus, addr string) netlink.Link {
-		return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 7, ParentDev: addr, ParentDevBus: bus}}
-	}
-	dummy := func(index int, alias string) netlink.Link {
-		return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index, Alias: alias}}
-	}
-	byAlias := types.LinkID{Kind: "dummy", IfIndex: 7, Alias: "ours"}
-	byIndex := types.LinkID{Kind: "dummy", IfIndex: 7}
-	vf := types.LinkID{PCIAddr: "0000:03:00.1"}
-	for _, c := range []struct {
-		link netlink.Link
-		id   types.LinkID
-		want bool
-	}{
-		{pci("pci", "0000:03:00.1"), vf, true},
-		{pci("pci", "0000:03:00.2"), vf, false},
-		{pci("usb", "0000:03:00.1"), vf, false},
-		{dummy(7, "ours"), vf, false},
-		{dummy(7, "ours"), byAlias, true},
-		{dummy(8, "ours"), byAlias, true},
-		{dummy(7, "theirs"), byAlias, false},
-		{dummy(7, ""), byIndex, true},
-		{dummy(8, ""), byIndex, false},
-		{&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Index: 7, Alias: "ours"}}, byAlias, false},
-		{dummy(0, ""), types.LinkID{}, false},
-	} {
-		require.Equal(t, c.want, is(c.link, c.id), "%s %+v as %+v", c.link.Type(), c.link.Attrs(), c.id)
-	}
+	// Whatever a record says, it does not lead elsewhere in sysfs.
+	require.NoError(t, os.MkdirAll(filepath.Join(f.cfg.Sysfs, "class/net/v0"), 0o755))
+	vf.id.Device = "../../../class"
+	ctx, cancel := context.WithTimeout(f.ctx, 100*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, f.Detach(ctx, "", vf), ErrUnreachable)
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // These tests move VFs of a real PF. The kernel returns physical links of a dead namespace to the initial one, so the
@@ -53,10 +53,10 @@ func labVFs(t *testing.T) (*fixture, []device) {
 		for _, fn := range functions {
 			path, err := filepath.EvalSymlinks(fn)
 			require.NoError(t, err)
-			id := types.LinkID{PCIAddr: filepath.Base(path)}
+			id := nic.PCI(filepath.Base(path))
 			for _, l := range links {
-				if is(l, id) {
-					devs = append(devs, device{name: id.PCIAddr, id: id, host: stateOf(l)})
+				if id.Matches(l) {
+					devs = append(devs, device{name: id.Device, id: id, host: nic.Read(l)})
 				}
 			}
 		}
@@ -75,7 +75,7 @@ func TestLabVFInAndOut(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, dev.host.MAC, att.MAC)
 			link := f.pod.link("net1")
-			require.True(t, is(link, dev.id))
+			require.True(t, dev.id.Matches(link))
 			require.NoError(t, f.pod.LinkSetMTU(link, 1400))
 			require.NoError(t, f.pod.LinkSetName(link, "foo"))
 			require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
@@ -123,7 +123,7 @@ func TestLabRenamesDuringAttach(t *testing.T) {
 		rename := func(d device, name string) {
 			links, _ := f.host.LinkList()
 			for _, l := range links {
-				if is(l, d.id) {
+				if d.id.Matches(l) {
 					_ = f.host.LinkSetName(l, name) // refused while the link is away
 				}
 			}
@@ -144,7 +144,7 @@ func TestLabRenamesDuringAttach(t *testing.T) {
 	for range 20 {
 		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
 		require.NoError(t, err)
-		require.True(t, is(f.pod.link("net1"), dev.id))
+		require.True(t, dev.id.Matches(f.pod.link("net1")))
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 	}
 	close(stop)

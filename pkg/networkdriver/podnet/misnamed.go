@@ -10,27 +10,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
-
-const (
-	// standInName names links whose name on the host is taken; the kernel puts the lowest free number in.
-	standInPrefix = "netdrv"
-	standInName   = standInPrefix + "%d"
-)
-
-func isStandIn(name string) bool {
-	number, ok := strings.CutPrefix(name, standInPrefix)
-	return ok && number != "" && strings.Trim(number, "0123456789") == ""
-}
 
 // home is what a link is restored to on the host.
 type home struct {
 	device string // for people
-	id     types.LinkID
-	want   types.LinkState
-	// namesOnly leaves everything else as it is.
-	namesOnly bool
+	id     nic.Identity
+	want   nic.State
 }
 
 // debt is a home that a link could not be given in full. A settled one is kept, because the device may have been set up
@@ -41,10 +28,10 @@ type debt struct {
 }
 
 // homeOf returns the home with a state, but for the names that the link is still owed.
-func (m *Mover) homeOf(device string, id types.LinkID, want types.LinkState) home {
+func (m *Mover) homeOf(device string, id nic.Identity, want nic.State) home {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if owed, ok := m.misnamed[id]; ok && (!owed.settled || isStandIn(want.Name)) {
+	if owed, ok := m.misnamed[id]; ok && (!owed.settled || nic.IsStandIn(want.Name)) {
 		want.Name, want.AltNames = owed.want.Name, owed.want.AltNames
 	}
 	return home{device: device, id: id, want: want}
@@ -95,7 +82,7 @@ func (m *Mover) Repair(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer host.close()
+	defer host.Close()
 	var errs []error
 	for _, to := range homes {
 		if err := ctx.Err(); err != nil {
@@ -109,8 +96,8 @@ func (m *Mover) Repair(ctx context.Context) error {
 }
 
 // repair changes names only: the device may have been set up for another claim meanwhile.
-func (m *Mover) repair(host *side, to home) error {
-	link, err := m.findOnHost(host, to.id)
+func (m *Mover) repair(host *nic.Place, to home) error {
+	link, err := host.Find(to.id, nil)
 	if err != nil {
 		return err
 	}
@@ -121,7 +108,8 @@ func (m *Mover) repair(host *side, to home) error {
 		m.misnamed[to.id] = debt{home: to, settled: true}
 		return nil
 	}
-	to.namesOnly = true
-	_, err = m.restoreOnHost(host, to)
-	return err
+	names := nic.Read(link)
+	names.Name, names.AltNames = to.want.Name, to.want.AltNames
+	to.want = names
+	return m.restore(host, link, to)
 }

@@ -3,15 +3,11 @@
 
 // Package podnet moves links between the network namespaces of the host and of pods.
 //
-// A link is recognised by what it is ([types.LinkID]) and never by its name, which a pod may change. Moving, renaming
-// and bringing up is one request to the kernel, so that nobody sees a link that has arrived half-way. Whatever fails,
-// the link ends up on the host as it was, or an error says where it is not.
+// What a link is, and how it comes home, is [nic]'s. This package adds what the driver's pods need: the way in, in one
+// request so that nobody sees a link that has arrived half-way, and names that are owed to links whose own was taken.
+// Whatever fails, the link ends up on the host as it was, or an error says where it is not.
 //
-// What does not cross the boundary, in either direction: addresses, routes and rules (the kernel drops them with a
-// move), qdiscs and tc filters (likewise), and XDP programs (detached here, so that neither the host's acts in a pod nor
-// a pod's on the host; one attached by a BPF link that a process still holds cannot be detached and is logged). They are
-// not put back on the host afterwards. Links that a pod stacked on the device, such as VLANs, stay in the pod's
-// namespace and die with it.
+// XDP programs of the host are detached on the way in, so that they do not act in a pod, and not put back.
 package podnet
 
 import (
@@ -27,6 +23,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -40,8 +37,8 @@ var (
 	// ErrHostNamespace is returned when a pod's network namespace turns out to be the host's own.
 	ErrHostNamespace = errors.New("is the host's own network namespace, which devices are not moved into")
 
-	// ErrUnreachable is returned by [Mover.Detach] when the link of a PCI device is not to be found.
-	ErrUnreachable = errors.New("its link is in no namespace that can be reached")
+	// ErrUnreachable is returned by [Mover.Detach] when a link is not to be found that exists.
+	ErrUnreachable = nic.ErrUnreachable
 )
 
 // NameTakenError says that another link of the pod has the name that an interface was to get.
@@ -68,7 +65,7 @@ type Mover struct {
 	// mu guards misnamed.
 	mu sync.Mutex
 	// misnamed are links that came home while names of theirs were taken.
-	misnamed map[types.LinkID]debt
+	misnamed map[nic.Identity]debt
 }
 
 // New returns a Mover.
@@ -80,7 +77,7 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	if cfg.Sysfs == "" {
 		cfg.Sysfs = "/sys"
 	}
-	return &Mover{log: log, cfg: cfg, misnamed: map[types.LinkID]debt{}}
+	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
 
 // Attach moves the device's link from the host into the network namespace at netnsPath, names it podIfName (empty: the
@@ -112,17 +109,17 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if err != nil {
 		return nil, err
 	}
-	defer host.close()
-	pod, err := m.openPod(netnsPath, host.ns)
+	defer host.Close()
+	pod, err := m.openPod(netnsPath, host.NS.ID)
 	if err != nil {
 		return nil, err
 	}
-	defer pod.close()
+	defer pod.Close()
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 
-	link, err := m.findOnHost(host, id)
+	link, err := host.Find(id, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +136,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 		return nil, &NameTakenError{Name: name}
 	}
 
-	before := m.homeOf(dev.IfName(), id, stateOf(link))
+	before := m.homeOf(dev.IfName(), id, nic.Read(link))
 	if err = m.moveIn(host, pod, link, name); err == nil {
 		// The name was free and the kernel took it, so that it leads to the link, whatever index that has now.
 		if link, err = pod.ByName(name); err == nil && link != nil {
@@ -157,7 +154,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 
 // moveIn moves the link in one request. The kernel checks names late: it refuses a move for an alternative name that the
 // target has, and a rename only after the move.
-func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
+func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) error {
 	attrs := link.Attrs()
 	if slices.Contains(attrs.AltNames, name) {
 		if err := host.RemoveAltName(attrs.Index, name); err != nil {
@@ -168,10 +165,10 @@ func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
 		m.log.Warn("An XDP program of the host stays on a link that moves into a pod",
 			"interface", attrs.Name, "error", err)
 	}
-	into := rtlink.Change{To: pod.ns, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	into := rtlink.Change{To: pod.NS, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
 	err := host.Change(attrs.Index, into)
 	if errors.Is(err, unix.EEXIST) {
-		removed, altErr := removeTakenAltNames(host, pod, link)
+		removed, altErr := host.RemoveTakenAltNames(pod, link)
 		if altErr != nil {
 			return altErr
 		}
@@ -183,36 +180,34 @@ func (m *Mover) moveIn(host, pod *side, link netlink.Link, name string) error {
 	case errors.Is(err, unix.EEXIST):
 		return &NameTakenError{Name: name}
 	case err != nil:
-		return fmt.Errorf("move link %q into %s as %q and bring it up: %w", attrs.Name, pod.ns.Path, name, err)
+		return fmt.Errorf("move link %q into %s as %q and bring it up: %w", attrs.Name, pod.NS.Path, name, err)
 	}
 	return nil
 }
 
-// removeTakenAltNames removes those alternative names of a link in from that another link in to has.
-func removeTakenAltNames(from, to *side, link netlink.Link) (removed bool, err error) {
-	index := link.Attrs().Index
-	if here, err := from.ByIndex(index); err != nil || here == nil || here.Attrs().Name != link.Attrs().Name {
-		return false, err // it has moved: what is found in to would be the link itself
+// undo is what Attach does when it fails.
+func (m *Mover) undo(host, pod *nic.Place, to home) error {
+	link, err := pod.Find(to.id, nil)
+	if err != nil {
+		return err
 	}
-	for _, alt := range link.Attrs().AltNames {
-		other, err := to.ByName(alt)
-		if err != nil {
-			return removed, err
-		}
-		if other == nil {
-			continue
-		}
-		if err := from.RemoveAltName(index, alt); err != nil {
-			return removed, err
-		}
-		removed = true
+	if link != nil {
+		link, err = host.BringHome(pod, link, to.id, to.want)
+	} else {
+		link, err = host.Find(to.id, nil)
 	}
-	return removed, nil
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		return ErrLinkGone
+	}
+	return m.restore(host, link, to)
 }
 
 // settle gives a link that is in the pod already its name and brings it up.
-func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachment, error) {
-	link, err := find(pod.Conn, dev.Link())
+func (m *Mover) settle(pod *nic.Place, dev types.Device, name string) (*types.Attachment, error) {
+	link, err := pod.Find(dev.Link(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -237,15 +232,65 @@ func (m *Mover) settle(pod *side, dev types.Device, name string) (*types.Attachm
 		want.Name, attrs.Name = name, name
 	}
 	if want.Name != "" || attrs.RawFlags&unix.IFF_UP == 0 {
-		if err := pod.changeInPlace(attrs.Index, want); err != nil {
-			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.ns.Path, err)
+		if err := pod.ChangeInPlace(attrs.Index, want); err != nil {
+			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.NS.Path, err)
 		}
 	}
-	ips, err := pod.addresses(attrs.Index)
+	ips, err := addresses(pod, attrs.Index)
 	if err != nil {
 		return nil, err
 	}
-	return attachment(pod.ns.Path, link, ips), nil
+	return attachment(pod.NS.Path, link, ips), nil
+}
+
+// Detach gives the device's link back to the host and restores what [types.Device.HostState] says, as [nic.Place.Restore]
+// does. It may be repeated at any time: a link that is home and right is left alone.
+//
+// The link is fetched from the namespace at netnsPath, which may be empty or gone, or from wherever it is
+// ([nic.Place.Fetch]). A link that does not exist any more is success, one that cannot be found is [ErrUnreachable].
+//
+// If another link of the host has taken the name or an alternative name meanwhile, that is no error, since the pod
+// cannot mend it: the link gets a name like netdrv0, a warning is logged, and [Mover.Repair] or another Detach renames it
+// when its name is free.
+func (m *Mover) Detach(ctx context.Context, netnsPath string, dev types.Device) error {
+	if dev.Link().IsZero() {
+		return nil
+	}
+	if err := m.detach(ctx, netnsPath, dev); err != nil {
+		return fmt.Errorf("detach device %s: %w", dev.IfName(), err)
+	}
+	return nil
+}
+
+func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	want := dev.HostState()
+	if want.Name == "" {
+		want.Name = dev.KernelIfName()
+	}
+	to := m.homeOf(dev.IfName(), dev.Link(), want)
+	link, err := host.Fetch(ctx, nic.Search{ID: to.id, Want: to.want, Named: []string{netnsPath}})
+	if err != nil || link == nil {
+		return err
+	}
+	return m.restore(host, link, to)
+}
+
+// restore makes the device's link on the host what it was.
+func (m *Mover) restore(host *nic.Place, link netlink.Link, to home) error {
+	taken, err := host.Restore(link, to.want)
+	if err != nil {
+		return err
+	}
+	m.noteNames(to, taken)
+	return nil
 }
 
 // Find says whether the device's link is in the network namespace at netnsPath, and how it is attached there. A
@@ -270,22 +315,44 @@ func (m *Mover) lookIn(ctx context.Context, netnsPath string, dev types.Device) 
 		return nil, err
 	}
 	defer host.Close()
-	pod, err := m.openPod(netnsPath, host)
+	pod, err := m.openPod(netnsPath, host.ID)
 	if errors.Is(err, netnamespace.ErrNone) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	defer pod.close()
-	link, err := find(pod.Conn, dev.Link())
+	defer pod.Close()
+	link, err := pod.Find(dev.Link(), nil)
 	if err != nil || link == nil {
 		return nil, err
 	}
-	ips, err := pod.addresses(link.Attrs().Index)
+	ips, err := addresses(pod, link.Attrs().Index)
 	if err != nil {
 		return nil, err
 	}
 	return attachment(netnsPath, link, ips), nil
+}
+
+// openHost opens the host's side.
+func (m *Mover) openHost() (*nic.Place, error) {
+	host, err := nic.Open(m.log, m.cfg.HostNetNS, m.cfg.Sysfs)
+	if err != nil {
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	return host, nil
+}
+
+// openPod opens the pod's side, which must not be the host's.
+func (m *Mover) openPod(path string, host netnamespace.ID) (*nic.Place, error) {
+	pod, err := nic.Open(m.log, path, "")
+	if err != nil {
+		return nil, err
+	}
+	if pod.NS.ID == host {
+		pod.Close()
+		return nil, fmt.Errorf("%q %w", path, ErrHostNamespace)
+	}
+	return pod, nil
 }
 
 func attachment(netnsPath string, link netlink.Link, ips []string) *types.Attachment {
@@ -297,4 +364,20 @@ func attachment(netnsPath string, link netlink.Link, ips []string) *types.Attach
 		MAC:     attrs.HardwareAddr.String(),
 		IPs:     ips,
 	}
+}
+
+// addresses returns the link's addresses with their prefix length. Those of link scope say nothing: the kernel makes them
+// up by itself.
+func addresses(pod *nic.Place, index int) ([]string, error) {
+	addrs, err := pod.Addrs(index)
+	if err != nil {
+		return nil, err
+	}
+	var ips []string
+	for _, a := range addrs {
+		if a.Scope != unix.RT_SCOPE_LINK {
+			ips = append(ips, a.IPNet.String())
+		}
+	}
+	return ips, nil
 }

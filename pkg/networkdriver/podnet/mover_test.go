@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func isUp(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_UP != 0 }
@@ -27,7 +28,7 @@ func TestAttachAndDetachAreOneChangeEach(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"RTM_NEWLINK"}, f.requests.changes())
 	link := f.pod.link("net1")
-	require.True(t, is(link, dev.id))
+	require.True(t, dev.id.Matches(link))
 	require.True(t, isUp(link))
 	require.Empty(t, f.host.names())
 	require.Equal(t, &types.Attachment{
@@ -170,15 +171,15 @@ func TestNameTakenInPod(t *testing.T) {
 	// The same when the name is taken after it was looked up: the kernel moves the link before it refuses the name.
 	host, err := f.openHost()
 	require.NoError(t, err)
-	defer host.close()
-	pod, err := f.openPod(f.pod.path, host.ns)
+	defer host.Close()
+	pod, err := f.openPod(f.pod.path, host.NS.ID)
 	require.NoError(t, err)
-	defer pod.close()
-	link, err := f.findOnHost(host, dev.id)
+	defer pod.Close()
+	link, err := host.Find(dev.id, nil)
 	require.NoError(t, err)
 	require.ErrorAs(t, f.moveIn(host, pod, link, "net1"), &taken)
 	require.ElementsMatch(t, []string{"net1", "v0"}, f.pod.names(), "the kernel does not behave as expected")
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: stateOf(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
 	f.host.requireHome(dev)
 	require.Equal(t, []string{"net1"}, f.pod.names())
 
@@ -220,14 +221,14 @@ func TestIndexTakenInThePod(t *testing.T) {
 	dev := f.host.addLink("v0")
 	for n := 0; ; n++ {
 		f.pod.addLink(numbered("p", n))
-		if link, err := f.pod.LinkByIndex(dev.id.IfIndex); err == nil {
-			require.False(t, is(link, dev.id))
+		if link, err := f.pod.LinkByIndex(dev.id.Index); err == nil {
+			require.False(t, dev.id.Matches(link))
 			break
 		}
 	}
 	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
 	require.NoError(t, err)
-	require.NotEqual(t, dev.id.IfIndex, att.IfIndex)
+	require.NotEqual(t, dev.id.Index, att.IfIndex)
 	found, ok, err := f.Find(f.ctx, f.pod.path, dev)
 	require.NoError(t, err)
 	require.True(t, ok)
@@ -311,7 +312,7 @@ func TestManyAtOnce(t *testing.T) {
 	require.NoError(t, attach.Wait())
 	require.Empty(t, f.host.names())
 	for i, dev := range devs {
-		require.True(t, is(f.pod.link(numbered("net", i)), dev.id))
+		require.True(t, dev.id.Matches(f.pod.link(numbered("net", i))))
 	}
 	for _, dev := range devs {
 		detach.Go(func() error { return f.Detach(f.ctx, f.pod.path, dev) })

@@ -10,16 +10,12 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
-const (
-	// MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
-	MaxVLAN = 4094
-	// MaxIfNameLen is the longest interface name in bytes (IFNAMSIZ without the terminating zero).
-	MaxIfNameLen = 15
-)
+// MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
+const MaxVLAN = 4094
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class.
 type DeviceConfig struct {
@@ -138,29 +134,15 @@ func describeDecodeError(err error) error {
 	return fmt.Errorf("decode parameters: %w", err)
 }
 
-// ValidatePodIfName checks an interface name for use in a pod: what the kernel takes (dev_valid_name in
-// net/core/dev.c), no format character, neither lo nor eth0, which every pod on the pod network has already, and
-// neither all nor default, for which the kernel makes no settings (sysctl_dev_name_is_allowed).
+// ValidatePodIfName checks an interface name for use in a pod: what an interface can be called ([nic.ValidateName]), neither
+// lo nor eth0, which every pod on the pod network has already, and neither all nor default, for which the kernel makes no
+// settings (sysctl_dev_name_is_allowed).
 func ValidatePodIfName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("must not be empty")
-	case len(name) > MaxIfNameLen:
-		return fmt.Errorf("%.64q is %d bytes long, at most %d are allowed", name, len(name), MaxIfNameLen)
-	case name == "." || name == "..":
-		return fmt.Errorf("%q is not an interface name", name)
-	case name == "lo" || name == "eth0":
+	switch name {
+	case "lo", "eth0":
 		return fmt.Errorf("%q is taken in every pod", name)
-	case name == "all" || name == "default":
+	case "all", "default":
 		return fmt.Errorf("%q means every interface in the kernel's settings (/proc/sys/net/ipv4/conf)", name)
-	case !utf8.ValidString(name):
-		return fmt.Errorf("%q is not valid UTF-8", name)
 	}
-	for _, r := range name {
-		// RuneError is what is left of bytes that were no UTF-8 in the JSON.
-		if r == '/' || r == ':' || r == '%' || r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {
-			return fmt.Errorf("%q contains %q, which an interface name must not", name, r)
-		}
-	}
-	return nil
+	return nic.ValidateName(name)
 }

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // DeviceManagerType names a device manager. It is published as the deviceManager attribute and is what a pool
@@ -48,11 +49,11 @@ type Device interface {
 	Match(filter *v2alpha1.CiliumNetworkDriverDeviceFilter) bool
 
 	// Link says how to recognise the device's link in any network namespace. It is zero for a device without one.
-	Link() LinkID
+	Link() nic.Identity
 
 	// HostState is how the link was found on the host before Setup, and so what it is restored to. It is
 	// meaningful for a prepared device only.
-	HostState() LinkState
+	HostState() nic.State
 
 	// Validate reports, before anything is touched, what about the configuration this device cannot do. The error
 	// names the parameter.

@@ -87,10 +87,3 @@ func FuzzDecodeRecord(f *testing.F) {
 		require.NoError(t, err)
 	})
 }
-
-func TestLinkIDIsZero(t *testing.T) {
-	require.True(t, LinkID{}.IsZero())
-	for _, id := range []LinkID{{PCIAddr: "0000:03:00.1"}, {Kind: "dummy"}, {IfIndex: 1}, {Alias: "x"}} {
-		require.False(t, id.IsZero())
-	}
-}
