@@ -12,35 +12,23 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
-
-// openPod opens the namespace of the container, which must not be the host's.
-func (c *call) openPod(host *side) (*side, error) {
-	pod, err := openSide(c.log, c.args.Netns)
-	if err != nil {
-		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %w", err)
-	}
-	if pod.ns.ID == host.ns.ID {
-		pod.close()
-		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %s is the host's own", c.args.Netns)
-	}
-	return pod, nil
-}
 
 // add moves the NIC into the container. When it fails, the NIC is home again, or the error says where it is.
 func (c *call) add(ctx context.Context) (types.Result, error) {
 	started := time.Now()
-	host, err := openSide(c.log, hostNetNS)
+	host, err := c.openHost()
 	if err != nil {
-		return nil, fmt.Errorf("host: %w", err)
+		return nil, err
 	}
-	defer host.close()
+	defer host.Close()
 	pod, err := c.openPod(host)
 	if err != nil {
 		return nil, err
 	}
-	defer pod.close()
+	defer pod.Close()
 
 	selector := selector{host: host, sysfs: c.sysfs}
 	chosen, err := c.choose(selector)
@@ -49,15 +37,20 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	}
 	if chosen.link == nil {
 		c.log.Info("The device has no network interface, only its configuration is passed on", "driver", chosen.driver)
-		return c.delegateAdd(ctx, "", nil, nil)
+		result, err := c.delegateAdd(ctx, "", nil, nil)
+		if err != nil {
+			// The sub-plugin has a list of userspace drivers of its own.
+			return nil, fmt.Errorf("device %s, which is bound to %s and has no network interface: %w", c.conf.deviceID, chosen.driver, err)
+		}
+		return result, nil
 	}
-	key := identify(chosen.link).key()
+	key := host.Identify(chosen.link).Key()
 	lock, err := c.store.lock(ctx, key)
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	if err := c.settle(ctx, host, identify(chosen.link)); err != nil {
+	if err := c.settle(ctx, host, host.Identify(chosen.link)); err != nil {
 		return nil, err
 	}
 	// While the lock was waited for, the NIC may have gone or come back.
@@ -65,7 +58,7 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 		return nil, err
 	}
 	link := chosen.link
-	if link == nil || identify(link).key() != key {
+	if link == nil || host.Identify(link).Key() != key {
 		return nil, errorf(types.ErrTryAgainLater, "NIC %s became another one while it was waited for", key)
 	}
 	if !c.conf.allowNodeNetwork {
@@ -79,15 +72,19 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 		return nil, errorf(types.ErrInvalidEnvironmentVariables, "interface name %s is taken in the container", c.args.IfName)
 	}
 
-	state, err := host.state(link)
+	state, err := readState(host, link)
 	if err != nil {
 		return nil, err
+	}
+	if err := state.validate(); err != nil {
+		return nil, errorf(types.ErrInvalidNetworkConfig, "NIC %s could not be given back what it has: %w", link.Attrs().Name, err)
 	}
 	ipam, routes := c.addressing(state)
 	rec := &record{
 		Version: recordVersion, Network: c.conf.name, ContainerID: c.args.ContainerID, IfName: c.args.IfName,
-		BootID: c.boot, Recorded: sinceBoot(), NetNS: c.args.Netns, NetNSID: pod.ns.ID, NIC: identify(link), State: state,
+		BootID: c.boot, Recorded: sinceBoot(), NetNS: c.args.Netns, NetNSID: pod.NS.ID, State: state,
 	}
+	rec.setNIC(host.Identify(link), link)
 	for _, r := range routes {
 		rec.Routes = append(rec.Routes, recordedRoute{From: r.From, Dst: r.Dst, Via: r.NextHop})
 	}
@@ -117,7 +114,7 @@ func (c *call) choose(s selector) (choice, error) {
 	if err == nil {
 		return chosen, nil
 	}
-	holder, listErr := c.holder(func(id identity) bool {
+	holder, listErr := c.holder(func(id nic.Identity) bool {
 		return (c.conf.deviceID != "" && id.Device == c.conf.deviceID) || (c.conf.device != "" && id.Name == c.conf.device) ||
 			(c.conf.hwAddr != nil && id.MAC == c.conf.hwAddr.String())
 	})
@@ -129,17 +126,17 @@ func (c *call) choose(s selector) (choice, error) {
 
 // settle ends attachments of the NIC that nobody has ended: it is on the host, so none of them is at work. That way
 // what is recorded next is the NIC's own state, and not what an interrupted call has left. The caller holds the lock.
-func (c *call) settle(ctx context.Context, host *side, id identity) error {
+func (c *call) settle(ctx context.Context, host *nic.Place, id nic.Identity) error {
 	records, _, err := c.store.list()
 	if err != nil {
 		return err
 	}
 	for _, r := range records {
-		same, own := r.NIC.key() == id.key(), r.attachment() == c.attachment() && r.BootID == c.boot
+		same, own := r.NIC.Key() == id.Key(), r.attachment() == c.attachment() && r.BootID == c.boot
 		if !same && !own {
 			continue
 		}
-		link, err := find(host.Conn, r.NIC.matchesAtHome)
+		link, err := host.Find(r.NIC, nil)
 		if err != nil {
 			return err
 		}
@@ -159,7 +156,7 @@ func (c *call) settle(ctx context.Context, host *side, id identity) error {
 }
 
 // addressing decides what the NIC gets in the container. Nil leaves the configuration as it is.
-func (c *call) addressing(state nicState) (*ipamConfig, []policyroute.Route) {
+func (c *call) addressing(state hostState) (*ipamConfig, []policyroute.Route) {
 	if c.conf.alone != "" {
 		c.log.Warn("No policy routes: one of the two fields alone has no effect", "given", c.conf.alone,
 			"needed", []string{fieldOffset, fieldPrefixLen})
@@ -204,8 +201,8 @@ func (c *call) addressing(state nicState) (*ipamConfig, []policyroute.Route) {
 }
 
 // delegateAdd calls the sub-plugin, which inherits the lock.
-func (c *call) delegateAdd(ctx context.Context, nic string, ipam *ipamConfig, lock *os.File) (types.Result, error) {
-	conf, err := c.conf.forSubPlugin(nic, ipam)
+func (c *call) delegateAdd(ctx context.Context, device string, ipam *ipamConfig, lock *os.File) (types.Result, error) {
+	conf, err := c.conf.forSubPlugin(device, ipam)
 	if err != nil {
 		return nil, err
 	}
@@ -222,12 +219,12 @@ func (c *call) delegateAdd(ctx context.Context, nic string, ipam *ipamConfig, lo
 }
 
 // verify says whether the NIC is in the container under its name.
-func (c *call) verify(pod *side, id identity) error {
+func (c *call) verify(pod *nic.Place, id nic.Identity) error {
 	link, err := pod.ByName(c.args.IfName)
 	if err != nil {
 		return err
 	}
-	if link == nil || !id.matches(link) {
+	if link == nil || !id.Matches(link) {
 		return fmt.Errorf("sub-plugin %s said that it moved NIC %s, but the container has no such NIC as %s", subPlugin, id, c.args.IfName)
 	}
 	return nil

@@ -23,7 +23,7 @@ import (
 func TestDualStack(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+	b.host.address(nicName, "10.1.2.130/25", "2001:db8::5/64")
 	b.leaf.address(port, "10.1.2.129/25", "2001:db8::1/64")
 	b.leaf.address("lo", "10.1.20.1/32")
 	b.leaf.serve("10.1.20.1")
@@ -51,7 +51,7 @@ func TestUnboundTraffic(t *testing.T) {
 		reaches bool
 	}{{sbr, false}, {`{"type": "sbr", "addSourceHints": true}`, true}} {
 		b := newBed(t)
-		b.host.address(nic, "10.1.2.130/25")
+		b.host.address(nicName, "10.1.2.130/25")
 		b.leaf.address(port, "10.1.2.129/25")
 		b.leaf.serve("10.1.2.129")
 		b.add(b.list("1.0.0", b.plugin(routeFields(1, 19)), tt.sbr))
@@ -82,7 +82,7 @@ func TestNoRoutesUnlessAskedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			b.host.address(nic, "10.1.2.5/31")
+			b.host.address(nicName, "10.1.2.5/31")
 			before := b.host.snapshot()
 			log := b.must("ADD", b.single(tt.fields...))
 			if tt.log != "" {
@@ -124,24 +124,24 @@ func TestNoAddresses(t *testing.T) {
 func TestContainerHasTheHostsName(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
-	b.pod.veth(nic, b.leaf, "other")
-	index := b.pod.mustLink(nic).Attrs().Index
+	b.host.address(nicName, "10.1.2.130/25")
+	b.pod.veth(nicName, b.leaf, "other")
+	index := b.pod.mustLink(nicName).Attrs().Index
 	before := b.host.snapshot()
 	list := b.list("1.0.0", b.plugin(), sbr)
 	b.add(list)
 	require.NotNil(t, b.pod.link("net1"))
-	require.Equal(t, index, b.pod.mustLink(nic).Attrs().Index)
+	require.Equal(t, index, b.pod.mustLink(nicName).Attrs().Index)
 	b.del(list)
 	b.requireHome(before)
-	require.NotNil(t, b.pod.link(nic), "the container's own link stays")
+	require.NotNil(t, b.pod.link(nicName), "the container's own link stays")
 }
 
 // A peer in another network is reached by a route of its own; without sbr, which cannot copy such a route.
 func TestPeerInAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.5 peer 10.9.0.1/32")
+	b.host.address(nicName, "10.1.2.5 peer 10.9.0.1/32")
 	b.leaf.address(port, "10.9.0.1 peer 10.1.2.5/32")
 	b.leaf.address("lo", "10.1.20.1/32")
 	b.leaf.serve("10.1.20.1")
@@ -158,7 +158,7 @@ func TestPeerInAnotherNetwork(t *testing.T) {
 func TestRestOfTheConfigurationIsPassedOn(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	bin := t.TempDir()
 	// A sub-plugin that shows what it gets.
 	require.NoError(t, os.WriteFile(filepath.Join(bin, subPlugin), []byte("#!/bin/sh\ncat > "+bin+"/stdin\necho '{\"code\": 102, \"msg\": \"seen\"}'\nexit 1\n"), 0o755))
@@ -192,7 +192,7 @@ func TestRestOfTheConfigurationIsPassedOn(t *testing.T) {
 func TestUsersIPAM(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	dir := t.TempDir()
 	ipam := fmt.Sprintf(`"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.9.0.0/24"}]]}`, dir)
@@ -214,7 +214,7 @@ func TestUsersIPAM(t *testing.T) {
 func TestUseInterfaceNetwork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	list := b.list("1.0.0", b.plugin(routeFields(1, 19), `"useInterfaceNetwork": true`), sbr)
 	require.Equal(t, []string{"10.1.2.130/25"}, prefixes(b.add(list)))
@@ -227,7 +227,7 @@ func TestUseInterfaceNetwork(t *testing.T) {
 func TestFailedAddLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+	b.host.address(nicName, "10.1.2.130/25", "2001:db8::5/64")
 	before := b.host.snapshot()
 	for name, ipam := range map[string]string{
 		// The sub-plugin leaves the NIC in the container in each case.
@@ -251,12 +251,12 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 func TestAddRefuses(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	b.host.veth("eth2", b.leaf, "port2")
 	b.host.veth("eth3", b.leaf, "port4")
 	// Two links of one address.
-	require.NoError(t, b.host.LinkSetHardwareAddr(b.host.mustLink(nic), b.host.mustLink("eth2").Attrs().HardwareAddr))
-	mac := b.host.mustLink(nic).Attrs().HardwareAddr.String()
+	require.NoError(t, b.host.LinkSetHardwareAddr(b.host.mustLink(nicName), b.host.mustLink("eth2").Attrs().HardwareAddr))
+	mac := b.host.mustLink(nicName).Attrs().HardwareAddr.String()
 	b.pod.veth("taken", b.leaf, "port3")
 	before := b.host.snapshot()
 	without := func(s string) string { return strings.Replace(s, `"device": "eth1", `, "", 1) }
@@ -324,8 +324,8 @@ func TestAddRefuses(t *testing.T) {
 func TestNodesOwnNetwork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
-	index := b.host.mustLink(nic).Attrs().Index
+	b.host.address(nicName, "10.1.2.130/25")
+	index := b.host.mustLink(nicName).Attrs().Index
 	refused := func(reason string) {
 		t.Helper()
 		before := b.host.snapshot()
@@ -345,7 +345,7 @@ func TestNodesOwnNetwork(t *testing.T) {
 	attrs.Name = "br0"
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	require.NoError(t, b.host.LinkAdd(bridge))
-	require.NoError(t, b.host.LinkSetMaster(b.host.mustLink(nic), bridge))
+	require.NoError(t, b.host.LinkSetMaster(b.host.mustLink(nicName), bridge))
 	refused("upper device br0")
 	require.NoError(t, b.host.LinkDel(bridge))
 
@@ -363,7 +363,7 @@ func TestNodesOwnNetwork(t *testing.T) {
 func TestOneNICTwoContainers(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	other := newSpace(t)
 	calls := []rawCall{b.call("ADD", b.single()), b.call("ADD", b.single())}
@@ -389,7 +389,7 @@ func TestOneNICTwoContainers(t *testing.T) {
 		_, _, failure := b.run(call)
 		require.Nil(t, failure)
 		if i == loser {
-			require.Nil(t, b.host.link(nic))
+			require.Nil(t, b.host.link(nicName))
 		}
 	}
 	b.requireHome(before)
@@ -399,7 +399,7 @@ func TestOneNICTwoContainers(t *testing.T) {
 func TestAddTwice(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	pod := b.pod.snapshot()
@@ -415,7 +415,7 @@ func TestAddTwice(t *testing.T) {
 func TestLogFile(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	file := filepath.Join(t.TempDir(), "made", "x.log")
 	conf := b.single(`"logFile": "`+file+`"`, routeFields(0, 19))
 	stderr := b.must("ADD", conf)

@@ -20,7 +20,7 @@ var subPluginTook = regexp.MustCompile(`subPluginTook=(\S+)`)
 // to start the plugin for nothing (VERSION), which is in all of them.
 func BenchmarkAddDel(bench *testing.B) {
 	b := newBed(bench)
-	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+	b.host.address(nicName, "10.1.2.130/25", "2001:db8::5/64")
 	conf := b.single(routeFields(1, 19))
 	var add, sub, del, start time.Duration
 	for bench.Loop() {

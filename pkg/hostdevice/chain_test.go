@@ -106,7 +106,7 @@ func TestChain(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			b.host.address(nic, tt.nic...)
+			b.host.address(nicName, tt.nic...)
 			b.leaf.address(port, tt.port...)
 			b.leaf.address("lo", tt.far+"/32")
 			b.leaf.serve(tt.far)
@@ -118,7 +118,7 @@ func TestChain(t *testing.T) {
 
 			list := b.list("1.0.0", b.plugin(routeFields(tt.offset, tt.prefixLen)), sbr)
 			result := b.add(list)
-			require.Nil(t, b.host.link(nic))
+			require.Nil(t, b.host.link(nicName))
 			require.Len(t, result.IPs, len(tt.nic))
 
 			require.Equal(t, tt.rules, b.pod.rules(netlink.FAMILY_V4))

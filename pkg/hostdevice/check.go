@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 
-	"github.com/cilium/networkdriver/pkg/rtlink"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // check says what an attachment lacks. The sub-plugin's own CHECK is not asked: it looks for routes in the main table,
@@ -33,16 +33,16 @@ func (c *call) check(ctx context.Context) error {
 	if rec == nil {
 		return c.checkUnrecorded()
 	}
-	host, err := openSide(c.log, hostNetNS)
+	host, err := c.openHost()
 	if err != nil {
-		return fmt.Errorf("host: %w", err)
+		return err
 	}
-	defer host.close()
+	defer host.Close()
 	pod, err := c.openPod(host)
 	if err != nil {
 		return err
 	}
-	defer pod.close()
+	defer pod.Close()
 	link, err := pod.ByName(c.args.IfName)
 	if err != nil {
 		return err
@@ -50,9 +50,9 @@ func (c *call) check(ctx context.Context) error {
 	switch {
 	case link == nil:
 		return fmt.Errorf("the container has no interface %s", c.args.IfName)
-	case !rec.NIC.matches(link) && (pod.ns.ID != rec.NetNSID || !rec.NIC.matchesAtHome(link)):
+	case !rec.NIC.Matches(link) && (pod.NS.ID != rec.NetNSID || !rec.NIC.MatchesAtHome(link)):
 		return fmt.Errorf("interface %s of the container is not NIC %s", c.args.IfName, rec.NIC)
-	case !isUp(link):
+	case !nic.Read(link).Up:
 		return fmt.Errorf("interface %s of the container is down", c.args.IfName)
 	}
 	for _, i := range result.Interfaces {
@@ -71,19 +71,19 @@ func (c *call) check(ctx context.Context) error {
 		}
 	}
 	return errors.Join(
-		pod.checkAddresses(link, expected),
-		pod.checkRoutes(link, rec.Routes),
+		checkAddresses(pod, link, expected),
+		checkRoutes(pod, link, rec.Routes),
 		c.ipam(ctx, "CHECK"),
 	)
 }
 
 // checkUnrecorded is right for a device without a network interface, of which there is nothing to record.
 func (c *call) checkUnrecorded() error {
-	host, err := openSide(c.log, hostNetNS)
+	host, err := c.openHost()
 	if err != nil {
-		return fmt.Errorf("host: %w", err)
+		return err
 	}
-	defer host.close()
+	defer host.Close()
 	chosen, err := selector{host: host, sysfs: c.sysfs}.choose(c.conf)
 	if err == nil && chosen.link == nil {
 		return nil
@@ -92,16 +92,14 @@ func (c *call) checkUnrecorded() error {
 }
 
 // checkAddresses says which addresses a link lacks.
-func (s *side) checkAddresses(link netlink.Link, expected []netip.Addr) error {
-	list, err := s.addresses(link.Attrs().Index)
+func checkAddresses(in *nic.Place, link netlink.Link, expected []netip.Addr) error {
+	addrs, err := addressesOf(in, link.Attrs().Index)
 	if err != nil {
 		return err
 	}
 	have := map[netip.Addr]bool{}
-	for _, a := range list {
-		if a, ok := addressOf(a); ok {
-			have[a.Local] = true
-		}
+	for _, a := range addrs {
+		have[a.Local] = true
 	}
 	var errs []error
 	for _, addr := range expected {
@@ -114,24 +112,17 @@ func (s *side) checkAddresses(link netlink.Link, expected []netip.Addr) error {
 
 // checkRoutes says which policy routes are missing. A route in the main table is there for all; where sbr has put it
 // into another, a rule must lead from the address to that table.
-func (s *side) checkRoutes(link netlink.Link, routes []recordedRoute) error {
+func checkRoutes(in *nic.Place, link netlink.Link, routes []recordedRoute) error {
 	if len(routes) == 0 {
 		return nil
 	}
-	var installed []netlink.Route
-	var rules []netlink.Rule
-	err := rtlink.Dump(func() (err error) {
-		installed, err = s.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-		return err
-	})
+	installed, err := in.Routes(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return fmt.Errorf("list routes of the container: %w", err)
-	}
-	if err := rtlink.Dump(func() (err error) {
-		rules, err = s.handle.RuleList(netlink.FAMILY_V4)
 		return err
-	}); err != nil {
-		return fmt.Errorf("list rules of the container: %w", err)
+	}
+	rules, err := in.Rules(netlink.FAMILY_V4)
+	if err != nil {
+		return err
 	}
 	const mainTable = 254 // RT_TABLE_MAIN
 	var errs []error

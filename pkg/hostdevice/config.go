@@ -16,8 +16,8 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/utils"
 
+	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
 
@@ -167,8 +167,8 @@ func (c *config) parseOwn(f *fields) {
 // parseSelectors reads what the NIC is chosen by.
 func (c *config) parseSelectors(f *fields) {
 	if c.device = f.string("device"); c.device != "" {
-		if err := utils.ValidateInterfaceName(c.device); err != nil {
-			f.fail("device is %.64q: %s", c.device, err.Msg)
+		if err := nic.ValidateName(c.device); err != nil {
+			f.fail("device: %w", err)
 			c.device = ""
 		}
 	}
@@ -196,19 +196,12 @@ func (c *config) parseSelectors(f *fields) {
 	} {
 		switch {
 		case from.value == "":
-		case !isBusName(from.value):
+		case !nic.IsDeviceName(from.value):
 			f.fail("%s is %.64q: allowed is a PCI address such as 0000:03:00.1, or a name on the auxiliary bus", from.field, from.value)
 		case c.deviceID == "":
 			c.deviceID, c.deviceField = from.value, from.field
 		}
 	}
-}
-
-// isBusName keeps a name from leading elsewhere in sysfs.
-func isBusName(s string) bool {
-	return len(s) <= 64 && strings.Trim(s, ".") != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(":._-", r)
-	})
 }
 
 // hasSelector says whether the configuration chooses a NIC at all.
@@ -218,15 +211,15 @@ func (c *config) hasSelector() bool {
 
 // forSubPlugin is the configuration for the sub-plugin: without the fields that are this plugin's own, with the NIC's
 // name (empty for a device that has none) and IPAM configuration (nil: as given). All else is as it was passed.
-func (c *config) forSubPlugin(nic string, ipam *ipamConfig) ([]byte, error) {
+func (c *config) forSubPlugin(device string, ipam *ipamConfig) ([]byte, error) {
 	out := maps.Clone(c.raw)
 	for _, own := range ownFields {
 		delete(out, own)
 	}
 	set := map[string]any{"type": subPlugin}
-	if nic != "" {
+	if device != "" {
 		// So that both plugins take the same NIC.
-		set["device"] = nic
+		set["device"] = device
 	} else if c.deviceID != "" {
 		set["pciBusID"] = c.deviceID
 	}

@@ -14,11 +14,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/vishvananda/netlink"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // del ends an attachment. Whatever is gone already is no failure.
@@ -26,16 +26,16 @@ func (c *call) del(ctx context.Context) error {
 	// The library would fail a call whose namespace is the host's, for ever. Nothing is done there by a name that the
 	// runtime gives.
 	c.args.NetnsOverride = "TRUE"
-	host, err := openSide(c.log, hostNetNS)
+	host, err := c.openHost()
 	if err != nil {
-		return fmt.Errorf("host: %w", err)
+		return err
 	}
-	defer host.close()
+	defer host.Close()
 	return errors.Join(c.endAttachment(ctx, host, c.attachment()), c.ipam(ctx, "DEL"))
 }
 
 // endAttachment ends one attachment by its record, or without one by what can be told.
-func (c *call) endAttachment(ctx context.Context, host *side, a attachment) error {
+func (c *call) endAttachment(ctx context.Context, host *nic.Place, a attachment) error {
 	rec, err := c.store.load(a)
 	var broken *brokenError
 	switch {
@@ -53,7 +53,7 @@ func (c *call) endAttachment(ctx context.Context, host *side, a attachment) erro
 			return c.store.remove(a)
 		}
 	}
-	lock, err := c.store.lock(ctx, rec.NIC.key())
+	lock, err := c.store.lock(ctx, rec.NIC.Key())
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (c *call) endAttachment(ctx context.Context, host *side, a attachment) erro
 	// While the lock was waited for, the attachment may have been ended, and the NIC be another's.
 	switch again, err := c.store.load(a); {
 	case errors.As(err, &broken), again == nil && err == nil && !rec.recorded():
-		holder, err := c.holder(func(id identity) bool { return id.key() == rec.NIC.key() })
+		holder, err := c.holder(func(id nic.Identity) bool { return id.Key() == rec.NIC.Key() })
 		if err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (c *call) endAttachment(ctx context.Context, host *side, a attachment) erro
 		return errorf(types.ErrIOFailure, "%w", err)
 	case again == nil:
 		return nil
-	case again.NIC.key() != rec.NIC.key():
+	case again.NIC.Key() != rec.NIC.Key():
 		return errorf(types.ErrTryAgainLater, "the attachment is of another NIC by now")
 	default:
 		rec = again
@@ -93,19 +93,19 @@ func (r *record) recorded() bool { return r.Recorded != 0 }
 // file is damaged. It takes the one NIC in the container that the configuration chooses, or one on the host that a dead
 // namespace has left under the container's name; nil if there is none. The addresses are those that the NIC has in the
 // container, and those of the runtime's last result.
-func (c *call) reconstruct(host *side) (*record, error) {
-	places := []*side{host}
+func (c *call) reconstruct(host *nic.Place) (*record, error) {
+	places := []*nic.Place{host}
 	if c.args.Netns != "" {
-		pod, err := openSide(c.log, c.args.Netns)
+		pod, err := nic.Open(c.log, c.args.Netns, "")
 		switch {
 		case errors.Is(err, netnamespace.ErrNone): // its NICs are on the host
 		case err != nil:
 			return nil, err
-		case pod.ns.ID == host.ns.ID:
-			pod.close()
+		case pod.NS.ID == host.NS.ID:
+			pod.Close()
 			c.log.Warn("The container's namespace is the host's own, and is not looked at as the container's", "netns", c.args.Netns)
 		default:
-			defer pod.close()
+			defer pod.Close()
 			places = append(places, pod)
 		}
 	}
@@ -115,11 +115,11 @@ func (c *call) reconstruct(host *side) (*record, error) {
 			return nil, err
 		}
 		for _, link := range links {
-			name, ok := c.homeName(link, place == host)
+			name, ok := c.homeName(place, link, place == host)
 			if !ok {
 				continue
 			}
-			state, err := place.state(link)
+			state, err := readState(place, link)
 			if err != nil {
 				return nil, err
 			}
@@ -130,10 +130,10 @@ func (c *call) reconstruct(host *side) (*record, error) {
 }
 
 // homeName says whether a link is the one that the configuration chooses, and what it is called at home.
-func (c *call) homeName(link netlink.Link, onHost bool) (string, bool) {
+func (c *call) homeName(place *nic.Place, link netlink.Link, onHost bool) (string, bool) {
 	attrs := link.Attrs()
 	// The sub-plugin keeps the name in the alias.
-	marked := attrs.Name == c.args.IfName && attrs.Alias != "" && utils.ValidateInterfaceName(attrs.Alias) == nil
+	marked := attrs.Name == c.args.IfName && attrs.Alias != "" && nic.ValidateName(attrs.Alias) == nil
 	if onHost && (!marked || attrs.Alias == attrs.Name) {
 		return "", false
 	}
@@ -147,7 +147,7 @@ func (c *call) homeName(link netlink.Link, onHost bool) (string, bool) {
 		chosen = attrs.ParentDev == path.Base(c.conf.kernelPath)
 	case c.conf.device != "":
 		// Earlier versions left the name. A container may have a virtual link that is called the same.
-		chosen = marked && attrs.Alias == c.conf.device || attrs.Name == c.conf.device && identify(link).physical()
+		chosen = marked && attrs.Alias == c.conf.device || attrs.Name == c.conf.device && place.Identify(link).Physical()
 	}
 	switch {
 	case marked:
@@ -158,7 +158,7 @@ func (c *call) homeName(link netlink.Link, onHost bool) (string, bool) {
 	return attrs.Name, chosen
 }
 
-func (c *call) reconstructed(place *side, link netlink.Link, name string, state nicState) *record {
+func (c *call) reconstructed(place *nic.Place, link netlink.Link, name string, state hostState) *record {
 	kept := state.Addresses[:0:0]
 	for _, a := range append(state.Addresses, c.prevAddresses()...) {
 		if a.forPod() && !slices.ContainsFunc(kept, a.same) {
@@ -166,12 +166,13 @@ func (c *call) reconstructed(place *side, link netlink.Link, name string, state 
 			kept = append(kept, a)
 		}
 	}
-	state.Name, state.Alias, state.AltNames, state.Addresses = name, "", nil, kept
+	state.Name, state.Alias, state.AltNames, state.Addresses = name, new(string), nil, kept
 	state.Up, state.Promisc, state.AllMulti = len(kept) > 0, false, false
 	rec := &record{
 		Version: recordVersion, Network: c.conf.name, ContainerID: c.args.ContainerID, IfName: c.args.IfName,
-		BootID: c.boot, NetNS: place.ns.Path, NetNSID: place.ns.ID, NIC: identify(link), State: state,
+		BootID: c.boot, NetNS: place.NS.Path, NetNSID: place.NS.ID, State: state,
 	}
+	rec.setNIC(place.Identify(link), link)
 	rec.NIC.Name = name
 	return rec
 }
@@ -230,11 +231,11 @@ func (c *call) gc(ctx context.Context) error {
 	for _, a := range c.conf.validAttachments {
 		valid[attachment{a.ContainerID, a.IfName}] = true
 	}
-	host, err := openSide(c.log, hostNetNS)
+	host, err := c.openHost()
 	if err != nil {
-		return fmt.Errorf("host: %w", err)
+		return err
 	}
-	defer host.close()
+	defer host.Close()
 	records, broken, err := c.store.list()
 	if err != nil {
 		return err

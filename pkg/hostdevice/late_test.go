@@ -18,7 +18,7 @@ import (
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	b.must("ADD", b.single())
 	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
 	old, err := os.ReadFile(file)
@@ -29,7 +29,7 @@ func TestReboot(t *testing.T) {
 	require.NotEqual(t, old, stale)
 	b.must("DEL", b.single())
 
-	b.host.address(nic, "10.1.2.177/25") // by the new boot
+	b.host.address(nicName, "10.1.2.177/25") // by the new boot
 	before := b.host.snapshot()
 	require.NoError(t, os.WriteFile(file, stale, 0o600))
 	call := b.call("ADD", b.single())
@@ -53,7 +53,7 @@ func TestReboot(t *testing.T) {
 func TestDelWithBrokenConfiguration(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	log := b.must("DEL", b.single(`"nexthopNetAddrOffset": "x", "routeDstPrefixLen": 99, "deviceID": 7, "logLevel": "loud"`))
@@ -65,7 +65,7 @@ func TestDelWithBrokenConfiguration(t *testing.T) {
 func TestNewSandboxBeforeOldDel(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+	b.host.address(nicName, "10.1.2.130/25", "2001:db8::5/64")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	b.throwHome()
@@ -87,7 +87,7 @@ func TestNewSandboxBeforeOldDel(t *testing.T) {
 func TestChainWithoutNamespace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	list := b.list("1.1.0", b.plugin(routeFields(1, 19)), sbr)
 	b.add(list)

@@ -25,7 +25,12 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"gopkg.in/natefinch/lumberjack.v2"
+
+	"github.com/cilium/networkdriver/pkg/nic"
 )
+
+// hostNetNS is the namespace that NICs come from and return to: the one that the runtime starts the plugin in.
+const hostNetNS = "/proc/thread-self/ns/net"
 
 // Name is the plugin's type in network configurations.
 const Name = "amd-host-device"
@@ -138,11 +143,32 @@ func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call,
 // attachment is the one that the call is about.
 func (c *call) attachment() attachment { return attachment{c.args.ContainerID, c.args.IfName} }
 
+func (c *call) openHost() (*nic.Place, error) {
+	host, err := nic.Open(c.log, hostNetNS, c.sysfs)
+	if err != nil {
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	return host, nil
+}
+
+// openPod opens the namespace of the container, which must not be the host's.
+func (c *call) openPod(host *nic.Place) (*nic.Place, error) {
+	pod, err := nic.Open(c.log, c.args.Netns, "")
+	if err != nil {
+		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %w", err)
+	}
+	if pod.NS.ID == host.NS.ID {
+		pod.Close()
+		return nil, errorf(types.ErrInvalidNetNS, "namespace of the container: %s is the host's own", c.args.Netns)
+	}
+	return pod, nil
+}
+
 // exec runs sub-plugins, which inherit the file of a lock if one is given.
 func (c *call) exec(lock *os.File) executor { return executor{path: c.args.Path, file: lock} }
 
 // holder returns the record of the attachment that a NIC was recorded for last, nil if there is none.
-func (c *call) holder(is func(identity) bool) (*record, error) {
+func (c *call) holder(is func(nic.Identity) bool) (*record, error) {
 	records, broken, err := c.store.list()
 	if err != nil {
 		return nil, err

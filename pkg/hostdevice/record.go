@@ -4,6 +4,7 @@
 package hostdevice
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,9 +17,11 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
@@ -44,12 +47,44 @@ type record struct {
 	// NetNS is the path of the pod's namespace, and NetNSID which one that was.
 	NetNS   string          `json:"netns"`
 	NetNSID netnamespace.ID `json:"netnsID"`
-	NIC     identity        `json:"nic"`
-	State   nicState        `json:"state"`
+	NIC     nic.Identity    `json:"nic"`
+	// VFPermMAC is the permanent MAC of a VF. It does not count in NIC, but stands there in the file, since earlier versions
+	// compare it and would not find the NIC after a downgrade.
+	VFPermMAC string    `json:"vfPermanentMAC,omitempty"`
+	State     hostState `json:"state"`
 	// Routes are the policy routes that were asked for.
 	Routes []recordedRoute `json:"routes,omitempty"`
 	// Refusals counts how often the NIC was on the host and could not be made what it was.
 	Refusals int `json:"refusals,omitempty"`
+}
+
+// hostState is what a NIC has on the host, and gets back.
+type hostState struct {
+	nic.State
+	// Addresses are in the kernel's order: the first of an IPv4 network is its primary one.
+	Addresses []address `json:"addresses,omitempty"`
+}
+
+// readState reads what a NIC has.
+func readState(in *nic.Place, link netlink.Link) (hostState, error) {
+	addrs, err := addressesOf(in, link.Attrs().Index)
+	return hostState{State: nic.Read(link), Addresses: addrs}, err
+}
+
+// validate refuses what the kernel could not have reported, and what a record cannot hold.
+func (st hostState) validate() error {
+	if st.Name == "" {
+		return errors.New("name: must not be empty")
+	}
+	if err := st.State.Validate(); err != nil {
+		return err
+	}
+	for _, a := range st.Addresses {
+		if err := a.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // recordedRoute is a route for traffic from an address.
@@ -66,6 +101,21 @@ type attachment struct{ containerID, ifName string }
 func (a attachment) file() string { return a.containerID + "@" + a.ifName + recordSuffix }
 
 func (r *record) attachment() attachment { return attachment{r.ContainerID, r.IfName} }
+
+// setNIC records the link that a place identifies so.
+func (r *record) setNIC(id nic.Identity, link netlink.Link) {
+	r.NIC = id
+	if id.Physical() && id.PermMAC == "" {
+		r.VFPermMAC = link.Attrs().PermHWAddr.String()
+	}
+}
+
+// encode returns what [decodeRecord] and earlier versions read.
+func (r *record) encode() ([]byte, error) {
+	out := *r
+	out.NIC.PermMAC = cmp.Or(r.NIC.PermMAC, r.VFPermMAC)
+	return json.Marshal(out)
+}
 
 // elapsed is how many seconds ago the NIC's state was read.
 func (r *record) elapsed(now int64) uint32 {
@@ -92,6 +142,13 @@ func decodeRecord(data []byte) (*record, error) {
 	}
 	if err := r.State.validate(); err != nil {
 		return nil, fmt.Errorf("state of the NIC: %w", err)
+	}
+	if r.VFPermMAC != "" {
+		r.NIC.PermMAC = ""
+	}
+	if r.State.Alias == nil {
+		// Earlier versions left out an empty one.
+		r.State.Alias = new(string)
 	}
 	return &r, nil
 }
@@ -203,7 +260,7 @@ func (s *store) save(r *record) (err error) {
 			err = fmt.Errorf("record the attachment of container %s, interface %s: %w", r.ContainerID, r.IfName, err)
 		}
 	}()
-	data, err := json.Marshal(r)
+	data, err := r.encode()
 	if err != nil {
 		return err
 	}

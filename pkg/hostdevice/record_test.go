@@ -24,14 +24,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func newRecord(id string) *record {
 	return &record{
 		Version: recordVersion, Network: "fabric", ContainerID: id, IfName: "net1", BootID: "b", Recorded: 7, NetNS: "/run/netns/x",
-		NIC: identity{Bus: "pci", Device: "0000:03:00.1", PermMAC: "02:00:00:00:00:01", MAC: "02:00:00:00:00:02", Name: "eth1", Index: 7},
-		State: nicState{
-			Name: "eth1", Alias: "port", AltNames: []string{"enp3s0f1"}, MTU: 9000, MAC: "02:00:00:00:00:02", Up: true, Promisc: true,
+		NIC: nic.Identity{Bus: "pci", Device: "0000:03:00.1", PermMAC: "02:00:00:00:00:01", MAC: "02:00:00:00:00:02", Name: "eth1", Index: 7},
+		State: hostState{
+			State: nic.State{
+				Name: "eth1", Alias: new("port"), AltNames: []string{"enp3s0f1"}, Group: new(uint32(7)), MTU: 9000,
+				MAC: "02:00:00:00:00:02", TxQLen: new(uint32(500)), Up: true, Promisc: true,
+			},
 			Addresses: []address{
 				{Local: netip.MustParseAddr("10.1.2.5"), Peer: netip.MustParseAddr("10.1.2.4"), PrefixLen: 31, Label: "eth1:x", Valid: forever, Preferred: forever},
 				{Local: netip.MustParseAddr("2001:db8::1"), PrefixLen: 64, Flags: unix.IFA_F_NODAD, Valid: 100, Preferred: 50},
@@ -101,7 +105,7 @@ func TestDamagedRecords(t *testing.T) {
 		"version":       replaced(`"version":1`, `"version":2`),
 		"another":       good,
 		"name":          replaced(`"state":{"name":"eth1"`, `"state":{"name":"../../x"`),
-		"mac":           replaced(`"mac":"02:00:00:00:00:02","up"`, `"mac":"x","up"`),
+		"mac":           replaced(`"mac":"02:00:00:00:00:02","txQueueLen"`, `"mac":"x","txQueueLen"`),
 		"mtu":           replaced(`"mtu":9000`, `"mtu":-1`),
 		"prefix":        replaced(`"prefixLen":31`, `"prefixLen":33`),
 		"peer":          replaced(`"peer":"10.1.2.4"`, `"peer":"2001:db8::2"`),

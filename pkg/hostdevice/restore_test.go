@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // longName is an alternative name that is too long for an interface name.
@@ -28,16 +29,16 @@ const longName = "fabric-port-of-rack-7"
 // adorn gives the NIC everything that it has to get back.
 func (b *bed) adorn() {
 	b.t.Helper()
-	link := b.host.mustLink(nic)
+	link := b.host.mustLink(nicName)
 	require.NoError(b.t, b.host.LinkSetMTU(link, 1400))
 	require.NoError(b.t, b.host.LinkSetAlias(link, "fabric port 7"))
 	require.NoError(b.t, b.host.SetPromiscOn(link))
 	for _, alt := range []string{"enp3s0f0", longName} {
 		require.NoError(b.t, b.host.LinkAddAltName(link, alt))
 	}
-	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25", "10.9.0.2 peer 10.9.0.1/30", "2001:db8::5/64")
+	b.host.address(nicName, "10.1.2.130/25", "10.1.2.131/25", "10.9.0.2 peer 10.9.0.1/30", "2001:db8::5/64")
 	for _, addr := range []netlink.Addr{
-		{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 0, 1), Mask: net.CIDRMask(24, 32)}, Label: nic + ":spare", Broadcast: net.IPv4(10, 5, 0, 77), Scope: unix.RT_SCOPE_LINK},
+		{IPNet: &net.IPNet{IP: net.IPv4(10, 5, 0, 1), Mask: net.CIDRMask(24, 32)}, Label: nicName + ":spare", Broadcast: net.IPv4(10, 5, 0, 77), Scope: unix.RT_SCOPE_LINK},
 		{IPNet: &net.IPNet{IP: net.IPv4(10, 6, 0, 1), Mask: net.CIDRMask(24, 32)}, Broadcast: net.IPv4zero, Flags: unix.IFA_F_NOPREFIXROUTE},
 		{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8:1::5"), Mask: net.CIDRMask(64, 128)}, ValidLft: 100000, PreferedLft: 50000, Flags: unix.IFA_F_NODAD},
 	} {
@@ -49,7 +50,7 @@ func (b *bed) adorn() {
 func withoutLifetimes(snapshot []string) []string {
 	out := make([]string, len(snapshot))
 	for i, s := range snapshot {
-		var st nicState
+		var st hostState
 		if err := json.Unmarshal([]byte(s), &st); err != nil {
 			panic(err) // it was made by this test
 		}
@@ -77,7 +78,7 @@ func (b *bed) vandalise() {
 	require.NoError(b.t, b.pod.LinkSetARPOff(link))
 	require.NoError(b.t, b.pod.LinkDelAltName(link, "enp3s0f0"))
 	// A name of the host's must not keep the NIC in the pod.
-	for _, alt := range []string{"uplink0", "uplink-of-the-whole-node", nic, "pods-own"} {
+	for _, alt := range []string{"uplink0", "uplink-of-the-whole-node", nicName, "pods-own"} {
 		require.NoError(b.t, b.pod.LinkAddAltName(link, alt))
 	}
 	addrs, err := b.pod.AddrList(link, netlink.FAMILY_ALL)
@@ -109,7 +110,7 @@ func TestEverythingIsRestored(t *testing.T) {
 		b.must("DEL", b.single())
 		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
 		require.Empty(t, b.recorded())
-		for _, a := range mustState(t, b.host, nic).Addresses {
+		for _, a := range mustState(t, b.host, nicName).Addresses {
 			if a.Local.String() == "2001:db8:1::5" {
 				require.InDelta(t, 100000, float64(a.Valid), 600)
 				require.InDelta(t, 50000, float64(a.Preferred), 600)
@@ -120,14 +121,14 @@ func TestEverythingIsRestored(t *testing.T) {
 	}
 }
 
-func mustState(t *testing.T, s *space, name string) nicState {
+func mustState(t *testing.T, s *space, name string) hostState {
 	t.Helper()
-	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
+	place, err := nic.Open(slog.New(slog.DiscardHandler), s.path, "")
 	require.NoError(t, err)
-	defer side.close()
-	link, err := side.ByName(name)
+	defer place.Close()
+	link, err := place.ByName(name)
 	require.NoError(t, err)
-	st, err := side.state(link)
+	st, err := readState(place, link)
 	require.NoError(t, err)
 	return st
 }
@@ -148,15 +149,15 @@ func TestXDP(t *testing.T) {
 	require.True(t, b.pod.mustLink("net1").Attrs().Xdp.Attached)
 	b.must("DEL", b.single())
 	b.requireHome(before)
-	require.False(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+	require.False(t, b.host.mustLink(nicName).Attrs().Xdp.Attached)
 
-	attach(b.host, nic, prog)
+	attach(b.host, nicName, prog)
 	call := b.call("ADD", b.single())
 	call.path = t.TempDir() // no sub-plugin
 	_, _, failure := b.run(call)
 	require.NotNil(t, failure)
 	require.Equal(t, int(types.ErrPluginNotAvailable), int(failure.Code))
-	require.True(t, b.host.mustLink(nic).Attrs().Xdp.Attached)
+	require.True(t, b.host.mustLink(nicName).Attrs().Xdp.Attached)
 	require.Empty(t, b.recorded())
 }
 
@@ -164,14 +165,14 @@ func TestXDP(t *testing.T) {
 func TestDownStaysDown(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
-	require.NoError(t, b.host.LinkSetDown(b.host.mustLink(nic)))
+	b.host.address(nicName, "10.1.2.130/25")
+	require.NoError(t, b.host.LinkSetDown(b.host.mustLink(nicName)))
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	require.True(t, isUp(b.pod.mustLink("net1")))
 	b.must("DEL", b.single())
 	b.requireHome(before)
-	require.False(t, isUp(b.host.mustLink(nic)))
+	require.False(t, isUp(b.host.mustLink(nicName)))
 }
 
 // Another link has the NIC's name. The end fails, says so, goes on from there, and does not fail for ever.
@@ -179,20 +180,20 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 	t.Parallel()
 	for _, removed := range []bool{true, false} {
 		b := newBed(t)
-		b.host.address(nic, "10.1.2.130/25")
+		b.host.address(nicName, "10.1.2.130/25")
 		before := b.host.snapshot()
 		b.must("ADD", b.single())
-		b.host.veth(nic, b.leaf, "port2")
+		b.host.veth(nicName, b.leaf, "port2")
 
 		_, _, failure := b.run(b.call("DEL", b.single()))
 		require.NotNil(t, failure)
 		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
-		require.Contains(t, failure.Msg, "is on the host as amdnic0, but not as it was: another link is called eth1")
-		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses, "home in everything else")
+		require.Contains(t, failure.Msg, "is on the host as netdrv0, but not as it was: another link is called eth1")
+		require.NotEmpty(t, mustState(t, b.host, "netdrv0").Addresses, "home in everything else")
 		require.Len(t, b.recorded(), 1)
 
 		if removed {
-			require.NoError(t, b.host.LinkDel(b.host.mustLink(nic)))
+			require.NoError(t, b.host.LinkDel(b.host.mustLink(nicName)))
 			b.must("DEL", b.single())
 			b.must("DEL", b.single())
 			b.requireHome(before)
@@ -203,7 +204,7 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 		log := b.must("DEL", b.single())
 		require.Contains(t, log, "The NIC is home and stays as it is")
 		require.Empty(t, b.recorded())
-		require.NotEmpty(t, mustState(t, b.host, "amdnic0").Addresses)
+		require.NotEmpty(t, mustState(t, b.host, "netdrv0").Addresses)
 	}
 }
 
@@ -211,7 +212,7 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 func TestDelWhenStateIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())

@@ -10,22 +10,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
-	"github.com/cilium/networkdriver/pkg/rtlink"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
-
-// userspaceDrivers are those of PCI devices that have no network interface. The sub-plugin knows the same ones.
-var userspaceDrivers = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
 // selector finds the NIC that a configuration chooses.
 type selector struct {
-	host  *side
+	host  *nic.Place
 	sysfs string
 }
 
@@ -115,7 +111,7 @@ func (s selector) byDeviceID(id string) (choice, error) {
 	} else if err != nil {
 		return choice{}, err
 	}
-	if name := filepath.Base(driver); slices.Contains(userspaceDrivers, name) {
+	if name := filepath.Base(driver); nic.IsUserspaceDriver(name) {
 		return choice{driver: name}, nil
 	}
 	dir := filepath.Join(pci, "net")
@@ -166,19 +162,15 @@ func onlyOne(links []netlink.Link) (choice, error) {
 // its own in a policy table often enough, and the node does not depend on that one.
 type mainRoutes struct {
 	hostnet.Kernel
-	host *side
+	host *nic.Place
 }
 
 // DefaultRouteLinks implements [hostnet.Source].
 func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 	var indexes []int
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		var routes []netlink.Route
-		err := rtlink.Dump(func() (err error) {
-			// Without a table in the filter, the library returns the main one's.
-			routes, err = m.host.handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
-			return err
-		})
+		// Without a table in the filter, the routes are the main one's.
+		routes, err := m.host.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
 		if err != nil {
 			return nil, err
 		}
@@ -193,7 +185,7 @@ func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 }
 
 // refuseNodeNetwork says why a NIC must not leave the host: the node's own traffic needs it.
-func refuseNodeNetwork(host *side, link netlink.Link) error {
+func refuseNodeNetwork(host *nic.Place, link netlink.Link) error {
 	view, err := hostnet.Scan(mainRoutes{host: host}, nil)
 	if err != nil {
 		return fmt.Errorf("see whether the node itself needs NIC %s: %w", link.Attrs().Name, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // sysfs is a tree of devices that links of the namespace stand for.
@@ -51,10 +52,10 @@ func TestSelector(t *testing.T) {
 	tree.device("pci", "0000:03:00.7", "nvme")
 	tree.device("auxiliary", "mlx5_core.sf.2", "mlx5_core", "net/eth2")
 	require.NoError(t, os.MkdirAll(filepath.Join(tree.root, "devices/pci0000:00/0000:03:00.1/net/eth1"), 0o755))
-	side, err := openSide(slog.New(slog.DiscardHandler), host.path)
+	place, err := nic.Open(slog.New(slog.DiscardHandler), host.path, "")
 	require.NoError(t, err)
-	defer side.close()
-	selector := selector{host: side, sysfs: tree.root}
+	defer place.Close()
+	selector := selector{host: place, sysfs: tree.root}
 
 	for conf, want := range map[string]string{
 		`{"pciBusID": "0000:03:00.1"}`:                                              "eth1",

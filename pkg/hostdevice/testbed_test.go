@@ -33,6 +33,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // patience is how long something may take that takes a second at most on an idle machine.
@@ -146,6 +147,8 @@ func (s *space) mustLink(name string) netlink.Link {
 	return link
 }
 
+func isUp(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_UP != 0 }
+
 func (s *space) up(name string) {
 	s.t.Helper()
 	require.NoError(s.t, s.LinkSetUp(s.mustLink(name)))
@@ -226,14 +229,14 @@ func (s *space) rules(family int) []string {
 // snapshot is everything about a namespace's links that is to be as before, in words.
 func (s *space) snapshot() []string {
 	s.t.Helper()
-	side, err := openSide(slog.New(slog.DiscardHandler), s.path)
+	place, err := nic.Open(slog.New(slog.DiscardHandler), s.path, "")
 	require.NoError(s.t, err)
-	defer side.close()
-	links, err := side.List()
+	defer place.Close()
+	links, err := place.List()
 	require.NoError(s.t, err)
 	out := []string{}
 	for _, l := range links {
-		st, err := side.state(l)
+		st, err := readState(place, l)
 		require.NoError(s.t, err)
 		slices.Sort(st.AltNames) // the kernel lists them as they were added
 		// Addresses that the kernel makes by itself come a moment after a link is up.
@@ -307,7 +310,7 @@ type bed struct {
 	ifName          string
 }
 
-const nic, port = "eth1", "port"
+const nicName, port = "eth1", "port"
 
 func newBed(t testing.TB) *bed {
 	t.Helper()
@@ -318,7 +321,7 @@ func newBed(t testing.TB) *bed {
 		t: t, host: newSpace(t), leaf: newSpace(t), pod: newSpace(t), bin: bin,
 		stateDir: filepath.Join(t.TempDir(), "state"), cacheDir: t.TempDir(), containerID: "c1", ifName: "net1",
 	}
-	b.host.veth(nic, b.leaf, port)
+	b.host.veth(nicName, b.leaf, port)
 	return b
 }
 
@@ -331,7 +334,7 @@ func (b *bed) in(t *testing.T) *bed {
 
 // plugin is the configuration of the plugin under test; fields come last.
 func (b *bed) plugin(fields ...string) string {
-	return fmt.Sprintf(`{"type": %q, "device": %q, "stateDir": %q, "logLevel": "debug"%s}`, Name, nic, b.stateDir, join(fields))
+	return fmt.Sprintf(`{"type": %q, "device": %q, "stateDir": %q, "logLevel": "debug"%s}`, Name, nicName, b.stateDir, join(fields))
 }
 
 func join(fields []string) string {

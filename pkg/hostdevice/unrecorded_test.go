@@ -30,7 +30,7 @@ func TestDelWithoutRecord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25", "2001:db8::5/64")
+			b.host.address(nicName, "10.1.2.130/25", "10.1.2.131/25", "2001:db8::5/64")
 			before := b.host.snapshot()
 			list := b.list("1.0.0", b.plugin())
 			b.add(list)
@@ -53,7 +53,7 @@ func TestDelWithoutRecord(t *testing.T) {
 func stripped(snapshot []string) []string {
 	out := make([]string, len(snapshot))
 	for i, s := range snapshot {
-		var st nicState
+		var st hostState
 		if err := json.Unmarshal([]byte(s), &st); err != nil {
 			panic(err) // it was made by this test
 		}
@@ -70,15 +70,15 @@ func stripped(snapshot []string) []string {
 func TestDelOfEarlierVersion(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
-	mac := b.host.mustLink(nic).Attrs().HardwareAddr.String()
+	mac := b.host.mustLink(nicName).Attrs().HardwareAddr.String()
 	ns, err := netns.GetFromPath(b.pod.path)
 	require.NoError(t, err)
 	defer ns.Close()
-	require.NoError(t, b.host.LinkSetNsFd(b.host.mustLink(nic), int(ns)))
-	b.pod.up(nic)
-	b.pod.address(nic, "10.1.2.130/25")
+	require.NoError(t, b.host.LinkSetNsFd(b.host.mustLink(nicName), int(ns)))
+	b.pod.up(nicName)
+	b.pod.address(nicName, "10.1.2.130/25")
 	b.must("DEL", strings.Replace(b.single(), `"device": "eth1"`, fmt.Sprintf(`"hwaddr": %q`, mac), 1))
 	require.Equal(t, stripped(before), stripped(b.host.snapshot()))
 
@@ -92,7 +92,7 @@ func TestDelOfEarlierVersion(t *testing.T) {
 func TestDelWithoutRecordAndNamespace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	list := b.list("1.0.0", b.plugin())
 	b.add(list)

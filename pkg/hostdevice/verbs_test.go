@@ -19,7 +19,7 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	for _, chained := range []bool{false, true} {
 		b := newBed(t)
-		b.host.address(nic, "10.1.2.130/25", "10.1.4.130/25")
+		b.host.address(nicName, "10.1.2.130/25", "10.1.4.130/25")
 		plugins := []string{b.plugin(routeFields(1, 19))}
 		if chained {
 			plugins = append(plugins, sbr)
@@ -77,7 +77,7 @@ func TestVersions(t *testing.T) {
 	t.Parallel()
 	for _, v := range Versions.SupportedVersions() {
 		b := newBed(t)
-		b.host.address(nic, "10.1.2.130/25")
+		b.host.address(nicName, "10.1.2.130/25")
 		before := b.host.snapshot()
 		list := b.list(v, b.plugin(routeFields(1, 19)), sbr)
 		b.add(list) // compares the result's version
@@ -123,7 +123,7 @@ func TestStatus(t *testing.T) {
 func TestGC(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	b.host.veth("eth2", b.leaf, "port2")
 	b.host.address("eth2", "10.1.3.1/24")
 	before := b.host.snapshot()
@@ -147,7 +147,7 @@ func TestGC(t *testing.T) {
 	require.Len(t, b.recorded(), 2)
 
 	require.Nil(t, gc(b.single(`"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net2"}, {"containerID": "c1", "ifname": "net9"}]`)))
-	require.NotNil(t, b.host.link(nic))
+	require.NotNil(t, b.host.link(nicName))
 	require.Nil(t, b.host.link("eth2"))
 	require.Len(t, b.recorded(), 1)
 	// A broken record harms only itself.

@@ -45,7 +45,7 @@ func TestDelWithoutNamespace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			b.host.address(nic, "10.1.2.130/25", "2001:db8::5/64")
+			b.host.address(nicName, "10.1.2.130/25", "2001:db8::5/64")
 			before := b.host.snapshot()
 			b.must("ADD", b.single())
 			if tt.gone {
@@ -68,7 +68,7 @@ func TestDelWithoutNamespace(t *testing.T) {
 func TestDelFindsHeldNamespace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	held, err := os.Open(b.pod.path)
@@ -86,7 +86,7 @@ func TestDelOfNICElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, marked := range []bool{true, false} {
 		b := newBed(t)
-		b.host.address(nic, "10.1.2.130/25")
+		b.host.address(nicName, "10.1.2.130/25")
 		before := b.host.snapshot()
 		b.must("ADD", b.single())
 		elsewhere := newSpace(t)
@@ -111,7 +111,7 @@ func TestDelOfNICElsewhere(t *testing.T) {
 func TestDelOfDeadVirtualLink(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	b.must("ADD", b.single())
 	b.pod.die()
 	require.Eventually(t, func() bool { return b.leaf.link(port) == nil }, patience, pollInterval)
@@ -123,7 +123,7 @@ func TestDelOfDeadVirtualLink(t *testing.T) {
 func TestDelAfterLinkWasTaken(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	list := b.list("1.0.0", b.plugin(routeFields(1, 19)), sbr)
 	b.add(list)
@@ -141,7 +141,7 @@ func TestDelAfterLinkWasTaken(t *testing.T) {
 func TestDelWithAnotherPodsNamespace(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
+	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	b.must("ADD", b.single())
 	other := newSpace(t)
@@ -164,8 +164,8 @@ func TestDelWithAnotherPodsNamespace(t *testing.T) {
 func TestDelLeavesWhatResemblesTheNIC(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25")
-	index := b.host.mustLink(nic).Attrs().Index
+	b.host.address(nicName, "10.1.2.130/25")
+	index := b.host.mustLink(nicName).Attrs().Index
 	b.must("ADD", b.single())
 	other := newSpace(t)
 	attrs := netlink.NewLinkAttrs()
@@ -174,7 +174,7 @@ func TestDelLeavesWhatResemblesTheNIC(t *testing.T) {
 	require.NoError(t, err)
 	defer leaf.Close()
 	require.NoError(t, other.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer", PeerNamespace: netlink.NsFd(leaf)}))
-	require.NoError(t, other.LinkSetAlias(other.mustLink("net1"), nic))
+	require.NoError(t, other.LinkSetAlias(other.mustLink("net1"), nicName))
 	require.Equal(t, index, other.mustLink("net1").Attrs().Index)
 	held, err := os.Open(other.path) // so that the search finds it
 	require.NoError(t, err)
@@ -183,6 +183,6 @@ func TestDelLeavesWhatResemblesTheNIC(t *testing.T) {
 	b.pod.die()
 	require.Eventually(t, func() bool { return b.leaf.link(port) == nil }, patience, pollInterval)
 	log := b.must("DEL", b.single())
-	require.Contains(t, log, "gone with the namespace")
+	require.Contains(t, log, "gone with the network namespace")
 	require.Equal(t, otherBefore, other.snapshot())
 }

@@ -54,8 +54,10 @@ var pciAddrFormat = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\
 // IsPCIAddr says whether a text is a PCI address as the kernel writes it, such as 0000:03:00.1.
 func IsPCIAddr(addr string) bool { return pciAddrFormat.MatchString(addr) }
 
-// deviceFormat is the name of a bus or of a device on one. It cannot lead elsewhere in sysfs.
 var deviceFormat = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.:-]*$`)
+
+// IsDeviceName says whether a text is the name of a bus or of a device on one. It cannot lead elsewhere in sysfs.
+func IsDeviceName(name string) bool { return deviceFormat.MatchString(name) }
 
 // IsUserspaceDriver is true for a driver that hands a PCI device to a process instead of making an interface. The vendors'
 // variants of vfio-pci have vfio in their names (drivers/vfio/pci).

@@ -137,7 +137,7 @@ func (p *Place) indexesOf(id Identity) (indexes []int) {
 
 // deviceDir returns the directory of the NIC's device in sysfs, empty if it has none there.
 func (p *Place) deviceDir(id Identity) string {
-	if p.sysfs == "" || !deviceFormat.MatchString(id.Bus) || !deviceFormat.MatchString(id.Device) {
+	if p.sysfs == "" || !IsDeviceName(id.Bus) || !IsDeviceName(id.Device) {
 		return ""
 	}
 	return filepath.Join(p.sysfs, "bus", id.Bus, "devices", id.Device)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-package hostdevice
+package nic
 
 import (
 	"net"
@@ -41,12 +41,12 @@ func TestIdentity(t *testing.T) {
 		"virtual link with the MAC of a PCI NIC": {pci("0000:03:00.1", 1, 1, "eth1"), veth(1, "eth1", "eth1", 7), false, false},
 	} {
 		id := identify(tt.nic)
-		require.Equal(t, tt.is, id.matches(tt.link), name)
-		require.Equal(t, tt.isAtHome, id.matchesAtHome(tt.link), name)
-		require.True(t, id.matches(tt.nic), name)
+		require.Equal(t, tt.is, id.Matches(tt.link), name)
+		require.Equal(t, tt.isAtHome, id.MatchesAtHome(tt.link), name)
+		require.True(t, id.Matches(tt.nic), name)
 	}
-	require.Equal(t, "pci-0000:03:00.1", identify(pci("0000:03:00.1", 1, 1, "eth1")).key())
-	require.Equal(t, identify(veth(1, "eth1", "", 7)).key(), identify(veth(1, "net1", "eth1", 9)).key())
-	require.True(t, identify(pci("0000:03:00.1", 1, 1, "eth1")).physical())
-	require.False(t, identify(veth(1, "eth1", "", 7)).physical())
+	require.Equal(t, "pci-0000:03:00.1", identify(pci("0000:03:00.1", 1, 1, "eth1")).Key())
+	require.Equal(t, identify(veth(1, "eth1", "", 7)).Key(), identify(veth(1, "net1", "eth1", 9)).Key())
+	require.True(t, identify(pci("0000:03:00.1", 1, 1, "eth1")).Physical())
+	require.False(t, identify(veth(1, "eth1", "", 7)).Physical())
 }
