@@ -76,15 +76,20 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := state.validate(); err != nil {
-		return nil, errorf(types.ErrInvalidNetworkConfig, "NIC %s could not be given back what it has: %w", link.Attrs().Name, err)
+	// What could not come back does not leave.
+	id := host.Identify(link)
+	if err = state.validate(); err == nil {
+		_, err = host.Find(id, nil)
+	}
+	if err != nil {
+		return nil, errorf(types.ErrInvalidNetworkConfig, "NIC %q could not be brought home: %w", link.Attrs().Name, err)
 	}
 	ipam, routes := c.addressing(state)
 	rec := &record{
 		Version: recordVersion, Network: c.conf.name, ContainerID: c.args.ContainerID, IfName: c.args.IfName,
 		BootID: c.boot, Recorded: sinceBoot(), NetNS: c.args.Netns, NetNSID: pod.NS.ID, State: state,
 	}
-	rec.setNIC(host.Identify(link), link)
+	rec.setNIC(id, link)
 	for _, r := range routes {
 		rec.Routes = append(rec.Routes, recordedRoute{From: r.From, Dst: r.Dst, Via: r.NextHop})
 	}

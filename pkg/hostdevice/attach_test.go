@@ -257,6 +257,8 @@ func TestAddRefuses(t *testing.T) {
 	// Two links of one address.
 	require.NoError(t, b.host.LinkSetHardwareAddr(b.host.mustLink(nicName), b.host.mustLink("eth2").Attrs().HardwareAddr))
 	mac := b.host.mustLink(nicName).Attrs().HardwareAddr.String()
+	// The kernel takes names that no text of JSON can hold.
+	b.host.veth("e\xff", b.leaf, "port5")
 	b.pod.veth("taken", b.leaf, "port3")
 	before := b.host.snapshot()
 	without := func(s string) string { return strings.Replace(s, `"device": "eth1", `, "", 1) }
@@ -286,6 +288,7 @@ func TestAddRefuses(t *testing.T) {
 		"hwaddr of two NICs":     {conf: without(b.single(`"hwaddr": "` + mac + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"several NICs", "eth1", "eth2", "device"}},
 		"two NICs chosen":        {conf: b.single(`"hwaddr": "` + b.host.mustLink("eth3").Attrs().HardwareAddr.String() + `"`), code: types.ErrInvalidNetworkConfig, msg: []string{"hwaddr", "same NIC"}},
 		"missing NIC":            {conf: strings.Replace(b.single(), `"eth1"`, `"eth9"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"eth9", "no such NIC"}},
+		"name that is no text":   {conf: without(b.single(`"hwaddr": "` + b.host.mustLink("e\xff").Attrs().HardwareAddr.String() + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{`NIC "e\xff" could not be brought home`, "UTF-8"}},
 		"loopback":               {conf: strings.Replace(b.single(), `"eth1"`, `"lo"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"loopback"}},
 		"ipam as text":           {conf: b.single(`"ipam": "static"`), code: types.ErrInvalidNetworkConfig, msg: []string{"ipam"}},
 		"relative state folder":  {conf: b.single(`"stateDir": "state"`), code: types.ErrInvalidNetworkConfig, msg: []string{"stateDir"}},

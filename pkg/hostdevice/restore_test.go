@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/stretchr/testify/require"
@@ -32,6 +33,8 @@ func (b *bed) adorn() {
 	link := b.host.mustLink(nicName)
 	require.NoError(b.t, b.host.LinkSetMTU(link, 1400))
 	require.NoError(b.t, b.host.LinkSetAlias(link, "fabric port 7"))
+	require.NoError(b.t, b.host.LinkSetGroup(link, 7))
+	require.NoError(b.t, b.host.LinkSetTxQLen(link, 500))
 	require.NoError(b.t, b.host.SetPromiscOn(link))
 	for _, alt := range []string{"enp3s0f0", longName} {
 		require.NoError(b.t, b.host.LinkAddAltName(link, alt))
@@ -73,6 +76,8 @@ func (b *bed) vandalise() {
 	require.NoError(b.t, b.pod.LinkSetName(link, "stolen"))
 	require.NoError(b.t, b.pod.LinkSetMTU(link, 1280))
 	require.NoError(b.t, b.pod.LinkSetHardwareAddr(link, net.HardwareAddr{2, 0, 0, 0, 0, 1}))
+	require.NoError(b.t, b.pod.LinkSetGroup(link, 8))
+	require.NoError(b.t, b.pod.LinkSetTxQLen(link, 3))
 	require.NoError(b.t, b.pod.SetPromiscOff(link))
 	require.NoError(b.t, b.pod.LinkSetAllmulticastOn(link))
 	require.NoError(b.t, b.pod.LinkSetARPOff(link))
@@ -121,6 +126,48 @@ func TestEverythingIsRestored(t *testing.T) {
 	}
 }
 
+// The modes that take frames which are not the NIC's own are the host's to choose, and come back as they were.
+func TestModesAreTheHosts(t *testing.T) {
+	t.Parallel()
+	set := map[bool]func(*space, netlink.Link) error{
+		true: func(s *space, link netlink.Link) error {
+			return errors.Join(s.SetPromiscOn(link), s.LinkSetAllmulticastOn(link))
+		},
+		false: func(s *space, link netlink.Link) error {
+			return errors.Join(s.SetPromiscOff(link), s.LinkSetAllmulticastOff(link))
+		},
+	}
+	for _, on := range []bool{true, false} {
+		b := newBed(t)
+		require.NoError(t, set[on](b.host, b.host.mustLink(nicName)))
+		before := b.host.snapshot()
+		b.must("ADD", b.single())
+		require.NoError(t, set[!on](b.pod, b.pod.mustLink("net1")))
+		require.NoError(t, b.pod.LinkSetAlias(b.pod.mustLink("net1"), "the pod's"))
+		b.must("DEL", b.single())
+		b.requireHome(before)
+		state := mustState(t, b.host, nicName)
+		require.Equal(t, on, state.Promisc)
+		require.Equal(t, on, state.AllMulti)
+	}
+}
+
+// Somebody has given the NIC, which the kernel has put on the host under the pod's name, no chance to get its own. It must
+// not keep the pod's.
+func TestThrownHomeWithoutItsName(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nicName, "10.1.2.130/25")
+	b.must("ADD", b.single())
+	b.throwHome()
+	b.host.veth(nicName, b.leaf, "port2")
+	_, _, failure := b.run(b.call("DEL", b.single()))
+	require.NotNil(t, failure)
+	require.Contains(t, failure.Msg, "is on the host as netdrv0")
+	require.Nil(t, b.host.link("net1"))
+	require.NotEmpty(t, mustState(t, b.host, "netdrv0").Addresses)
+}
+
 func mustState(t *testing.T, s *space, name string) hostState {
 	t.Helper()
 	place, err := nic.Open(slog.New(slog.DiscardHandler), s.path, "")
@@ -159,6 +206,32 @@ func TestXDP(t *testing.T) {
 	require.Equal(t, int(types.ErrPluginNotAvailable), int(failure.Code))
 	require.True(t, b.host.mustLink(nicName).Attrs().Xdp.Attached)
 	require.Empty(t, b.recorded())
+}
+
+// A program that a process of the pod's holds cannot be taken off. That is said and keeps nothing.
+func TestXDPThatIsHeld(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	prog := testenv.XDP(t)
+	before := b.host.snapshot()
+	b.must("ADD", b.single())
+	attr := struct{ progFD, ifindex, attachType, flags uint32 }{uint32(prog), uint32(b.pod.mustLink("net1").Attrs().Index), unix.BPF_XDP, nl.XDP_FLAGS_SKB_MODE}
+	var held uintptr
+	b.pod.do(func() error {
+		var errno unix.Errno
+		held, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	})
+	log := b.must("DEL", b.single())
+	require.Contains(t, log, "An XDP program stays on the link")
+	require.Empty(t, b.recorded())
+	require.True(t, b.host.mustLink(nicName).Attrs().Xdp.Attached)
+	require.NoError(t, unix.Close(int(held)))
+	require.Eventually(t, func() bool { return !b.host.mustLink(nicName).Attrs().Xdp.Attached }, patience, pollInterval)
+	b.requireHome(before)
 }
 
 // A NIC that was down is down again.

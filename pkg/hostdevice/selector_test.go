@@ -5,6 +5,7 @@ package hostdevice
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -50,6 +51,7 @@ func TestSelector(t *testing.T) {
 	tree.device("pci", "0000:03:00.5", "mlx5_core", "net/eth2", "net/eth3")
 	tree.device("pci", "0000:03:00.6", "virtio-pci", "virtio3/net/eth3")
 	tree.device("pci", "0000:03:00.7", "nvme")
+	tree.device("pci", "0000:03:01.0", "mlx5_vfio_pci")
 	tree.device("auxiliary", "mlx5_core.sf.2", "mlx5_core", "net/eth2")
 	require.NoError(t, os.MkdirAll(filepath.Join(tree.root, "devices/pci0000:00/0000:03:00.1/net/eth1"), 0o755))
 	place, err := nic.Open(slog.New(slog.DiscardHandler), host.path, "")
@@ -64,6 +66,7 @@ func TestSelector(t *testing.T) {
 		`{"runtimeConfig": {"deviceID": "mlx5_core.sf.2"}}`:                         "eth2",
 		`{"kernelpath": "/sys/devices/pci0000:00/0000:03:00.1"}`:                    "eth1",
 		`{"runtimeConfig": {"deviceID": "0000:03:00.3"}}`:                           "driver vfio-pci",
+		`{"pciBusID": "0000:03:01.0"}`:                                              "driver mlx5_vfio_pci",
 		`{"deviceID": "0000:03:00.3", "device": "eth1"}`:                            "error: not the same NIC",
 		`{"deviceID": "0000:03:00.1", "device": "eth2"}`:                            "error: not the same NIC",
 		`{"pciBusID": "0000:03:00.2"}`:                                              "error: no such NIC on the host",
@@ -125,4 +128,24 @@ func TestUserspaceDriver(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(passed), `"pciBusID":"0000:03:00.3"`)
 	require.NotContains(t, string(passed), "ipam")
+}
+
+// The sub-plugin may not know the driver, and fails then with what it looked for.
+func TestUserspaceDriverThatTheSubPluginRefuses(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	tree := sysfs{t, t.TempDir()}
+	tree.device("pci", "0000:ff:1f.7", "mlx5_vfio_pci")
+	b.host.do(func() error {
+		plugin := &Plugin{Sysfs: tree.root, Stderr: io.Discard}
+		conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:ff:1f.7", "stateDir": "` + b.stateDir + `"}`
+		args := &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: b.pod.path, Path: b.bin, StdinData: []byte(conf)}
+		c, done, err := plugin.newCall("ADD", strict, args)
+		require.NoError(t, err)
+		defer done()
+		_, err = c.add(t.Context())
+		require.ErrorContains(t, err, "device 0000:ff:1f.7, which is bound to mlx5_vfio_pci and has no network interface: ADD of plugin")
+		return nil
+	})
+	require.Empty(t, b.recorded())
 }
