@@ -165,5 +165,3 @@ func (p *Place) linkless(id Identity) string {
 	}
 	return fmt.Sprintf("the device is bound to %s and has no interface", filepath.Base(driver))
 }
-
-func isMissing(err error) bool { return os.IsNotExist(err) }
