@@ -152,8 +152,7 @@ func TestModesAreTheHosts(t *testing.T) {
 	}
 }
 
-// Somebody has given the NIC, which the kernel has put on the host under the pod's name, no chance to get its own. It must
-// not keep the pod's.
+// The kernel has put the NIC on the host under the pod's name, and another link has its own. It does not keep the pod's.
 func TestThrownHomeWithoutItsName(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
