@@ -5,16 +5,11 @@
 package docs
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
-
-	"github.com/yuin/goldmark"
-	"github.com/yuin/goldmark/ast"
-	"github.com/yuin/goldmark/extension"
-	"github.com/yuin/goldmark/text"
 )
 
 // Languages of blocks.
@@ -69,7 +64,7 @@ type Block struct {
 func (b Block) String() string { return fmt.Sprintf("%s:%d", b.File, b.Line) }
 
 // Blocks returns the fenced blocks of all pages of a repository page by page, and of each page from top to bottom. A block
-// of code without fences is an error.
+// of code without fences is an error, and so is one that does not end.
 func Blocks(root string) ([]Block, error) {
 	all, err := readPages(root)
 	if err != nil {
@@ -77,43 +72,22 @@ func Blocks(root string) ([]Block, error) {
 	}
 	var blocks []Block
 	for _, p := range all {
-		err := p.walk(func(node ast.Node) error {
-			switch node := node.(type) {
-			case *ast.CodeBlock:
-				return fmt.Errorf("%s:%d: a block without fences and language", p.file, p.line(node.Pos()))
-			case *ast.FencedCodeBlock:
-				b := Block{File: p.file, Line: p.line(node.Pos()), Text: string(node.Lines().Value(p.source))}
-				var info []string
-				if node.Info != nil {
-					info = strings.Fields(string(node.Info.Value(p.source)))
-				}
-				if len(info) > 0 {
-					b.Lang = info[0]
-				}
-				if len(info) > 1 {
-					b.Mark = info[1]
-				}
-				blocks = append(blocks, b)
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
+		blocks = append(blocks, p.blocks...)
 	}
 	return blocks, nil
 }
 
-// page is a parsed page.
+// page is a page that has been read.
 type page struct {
 	file   string
-	source []byte
-	root   ast.Node
+	source string
+	blocks []Block
+	// prose has the page's lines, from line 1 at index 0; those of blocks are empty.
+	prose []string
 }
 
 func readPages(root string) ([]page, error) {
 	var all []page
-	parser := goldmark.New(goldmark.WithExtensions(extension.Table)).Parser()
 	for _, pattern := range pages {
 		paths, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
@@ -131,21 +105,54 @@ func readPages(root string) ([]page, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, page{file: filepath.ToSlash(file), source: source, root: parser.Parse(text.NewReader(source))})
+			p, err := readPage(filepath.ToSlash(file), string(source))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, p)
 		}
 	}
 	return all, nil
 }
 
-// walk visits the nodes in the order of the page, until an error.
-func (p page) walk(visit func(ast.Node) error) error {
-	return ast.Walk(p.root, func(node ast.Node, entering bool) (ast.WalkStatus, error) {
-		if !entering {
-			return ast.WalkContinue, nil
-		}
-		return ast.WalkContinue, visit(node)
-	})
-}
+// fence matches a line that opens a block: its indentation, the fence and what the block is.
+var fence = regexp.MustCompile("^( *)(```+|~~~+)([^`]*)$")
 
-// line returns the line of a place in the source.
-func (p page) line(pos int) int { return bytes.Count(p.source[:pos], []byte("\n")) + 1 }
+// readPage tells the blocks of a page from its prose. The pages use of Markdown what this understands: a line that is
+// indented by four blanks after an empty one is code also in a list.
+func readPage(file, source string) (page, error) {
+	p := page{file: file, source: source}
+	var (
+		open   *Block // the block that the line is in
+		indent string // of its fence
+		marker string // its fence
+		before string // the line above, without blanks around
+	)
+	for line := range strings.Lines(source) {
+		text := strings.TrimSpace(line)
+		prose := ""
+		opening := fence.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		switch {
+		case open != nil && strings.HasPrefix(text, marker) && strings.Trim(text, marker[:1]) == "":
+			p.blocks = append(p.blocks, *open)
+			open = nil
+		case open != nil:
+			open.Text += strings.TrimPrefix(line, indent)
+		case before == "" && text != "" && strings.HasPrefix(line, "    "):
+			return page{}, fmt.Errorf("%s:%d: a block without fences and language", file, len(p.prose)+1)
+		case opening != nil:
+			indent, marker = opening[1], opening[2]
+			open = &Block{File: file, Line: len(p.prose) + 1}
+			info := append(strings.Fields(opening[3]), "", "")
+			open.Lang, open.Mark = info[0], info[1]
+		default:
+			prose = strings.TrimRight(line, "\n")
+		}
+		p.prose = append(p.prose, prose)
+		before = text
+	}
+	if open != nil {
+		return page{}, fmt.Errorf("%s: a block that does not end", *open)
+	}
+	return p, nil
+}

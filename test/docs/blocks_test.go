@@ -44,6 +44,8 @@ func TestBlocks(t *testing.T) {
 
 	_, err = Blocks(repository(t, "# A\n\n    make\n"))
 	require.EqualError(t, err, "README.md:3: a block without fences and language")
+	_, err = Blocks(repository(t, "# A\n\n~~~text\n```\n"))
+	require.EqualError(t, err, "README.md:3: a block that does not end")
 	_, err = Blocks(t.TempDir())
 	require.ErrorContains(t, err, "no page *.md")
 }

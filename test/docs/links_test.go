@@ -14,66 +14,52 @@ import (
 	"unicode"
 
 	"github.com/stretchr/testify/require"
-	"github.com/yuin/goldmark/ast"
-	extast "github.com/yuin/goldmark/extension/ast"
 )
 
-// link is a link of a page, line the line of its paragraph or row.
+// link is a link of a page.
 type link struct {
 	line   int
 	target string
 }
 
-func (p page) links(t *testing.T) []link {
-	t.Helper()
+var (
+	code     = regexp.MustCompile("`(?:[^`\n]|\n[^`\n])*`") // in one paragraph
+	linked   = regexp.MustCompile(`\[([^\]]*)\]\(([^)\s]+)\)`)
+	headline = regexp.MustCompile(`^#+ +(.*)$`)
+)
+
+// links returns the page's links. The text of one may be over two lines, and code in it have brackets.
+func (p page) links() []link {
 	var found []link
-	line := 1
-	require.NoError(t, p.walk(func(node ast.Node) error {
-		if node.Type() == ast.TypeBlock && node.Pos() >= 0 {
-			line = p.line(node.Pos())
-		}
-		if l, ok := node.(*ast.Link); ok {
-			found = append(found, link{line, string(l.Destination)})
-		}
-		return nil
-	}))
+	prose := code.ReplaceAllStringFunc(strings.Join(p.prose, "\n"), func(span string) string {
+		return strings.Repeat("\n", strings.Count(span, "\n"))
+	})
+	for _, at := range linked.FindAllStringSubmatchIndex(prose, -1) {
+		found = append(found, link{1 + strings.Count(prose[:at[4]], "\n"), prose[at[4]:at[5]]})
+	}
 	return found
 }
 
 // anchors are the names of a page's headings, as hosts of Git repositories make them.
-func (p page) anchors(t *testing.T) map[string]bool {
-	t.Helper()
+func (p page) anchors() map[string]bool {
 	found := map[string]bool{}
-	require.NoError(t, p.walk(func(node ast.Node) error {
-		heading, ok := node.(*ast.Heading)
-		if !ok {
-			return nil
+	for _, line := range p.prose {
+		heading := headline.FindStringSubmatch(line)
+		if heading == nil {
+			continue
 		}
-		name := anchor(plain(heading, p.source))
+		name := anchor(heading[1])
 		unique := name
 		for i := 1; found[unique]; i++ {
 			unique = fmt.Sprintf("%s-%d", name, i)
 		}
 		found[unique] = true
-		return nil
-	}))
+	}
 	return found
 }
 
-// plain is the text of a node without markup.
-func plain(node ast.Node, source []byte) string {
-	var b strings.Builder
-	for child := node.FirstChild(); child != nil; child = child.NextSibling() {
-		if text, ok := child.(*ast.Text); ok {
-			b.Write(text.Value(source))
-		} else {
-			b.WriteString(plain(child, source))
-		}
-	}
-	return b.String()
-}
-
 func anchor(heading string) string {
+	heading = linked.ReplaceAllString(heading, "$1")
 	return strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsLetter(r), unicode.IsDigit(r), r == '-', r == '_':
@@ -88,6 +74,14 @@ func anchor(heading string) string {
 func TestAnchor(t *testing.T) {
 	require.Equal(t, "from-prepare-failedpreparedynamicresources", anchor("From Prepare: FailedPrepareDynamicResources"))
 	require.Equal(t, "1-a-deviceclass-per-kind-of-device", anchor("1. A DeviceClass per kind of device"))
+	require.Equal(t, "the-vlan_id-of-a-vf", anchor("The `vlan_id` of a [VF](reference.md#vf)"))
+}
+
+func TestReadPage(t *testing.T) {
+	p, err := readPage("a.md", "# A\n\n[One\nhere](b.md), `[no](c.md)`, [`two`](d.md#e)\n\n```text\n# B\n[no](f.md)\n```\n\n## A\n")
+	require.NoError(t, err)
+	require.Equal(t, []link{{4, "b.md"}, {4, "d.md#e"}}, p.links())
+	require.Equal(t, map[string]bool{"a": true, "a-1": true}, p.anchors())
 }
 
 // TestLinks follows each link within the repository.
@@ -96,11 +90,11 @@ func TestLinks(t *testing.T) {
 	require.NoError(t, err)
 	anchors := map[string]map[string]bool{}
 	for _, p := range all {
-		anchors[p.file] = p.anchors(t)
+		anchors[p.file] = p.anchors()
 	}
 	seen := 0
 	for _, p := range all {
-		for _, l := range p.links(t) {
+		for _, l := range p.links() {
 			if strings.Contains(l.target, "://") {
 				continue
 			}
@@ -128,16 +122,17 @@ func TestTables(t *testing.T) {
 	require.NoError(t, err)
 	tables := 0
 	for _, p := range all {
-		require.NoError(t, p.walk(func(node ast.Node) error {
-			switch node := node.(type) {
-			case *extast.Table:
+		before := ""
+		for i, line := range p.prose {
+			row := strings.HasPrefix(strings.TrimSpace(line), "|")
+			if row && !strings.HasPrefix(strings.TrimSpace(before), "|") {
 				tables++
-			case *ast.Paragraph:
-				text := string(node.Lines().Value(p.source))
-				require.False(t, strings.HasPrefix(text, "|"), "%s:%d: a row without a table: %s", p.file, p.line(node.Pos()), text)
+				require.Greater(t, len(p.prose), i+1, "%s:%d: a row without a table", p.file, i+1)
+				require.Empty(t, strings.Trim(p.prose[i+1], " |:-"), "%s:%d: a row without a table: %s", p.file, i+1, line)
+				require.NotEmpty(t, p.prose[i+1], "%s:%d: a row without a table: %s", p.file, i+1, line)
 			}
-			return nil
-		}))
+			before = line
+		}
 	}
 	require.NotZero(t, tables)
 }
@@ -148,7 +143,7 @@ func TestPagesAreLinked(t *testing.T) {
 	require.NoError(t, err)
 	linked := map[string]bool{"README.md": true}
 	for _, p := range all {
-		for _, l := range p.links(t) {
+		for _, l := range p.links() {
 			file, _, _ := strings.Cut(l.target, "#")
 			linked[path.Join(path.Dir(p.file), file)] = true
 		}
@@ -166,12 +161,12 @@ func TestExamples(t *testing.T) {
 	require.NoError(t, err)
 	named := map[string]bool{}
 	for _, p := range all {
-		for _, file := range example.FindAllString(string(p.source), -1) {
+		for _, file := range example.FindAllString(p.source, -1) {
 			named[file] = true
 			_, err := os.Stat(filepath.Join(root, file))
 			require.NoError(t, err, "named in %s", p.file)
 		}
-		for _, l := range p.links(t) {
+		for _, l := range p.links() {
 			named[path.Join(path.Dir(p.file), l.target)] = true
 		}
 	}

@@ -89,7 +89,7 @@ func called(call *ast.CallExpr) (name, on string) {
 	return "", ""
 }
 
-func readPage(t *testing.T, file string) string {
+func readDocument(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root, "Documentation", file))
 	require.NoError(t, err)
@@ -100,7 +100,7 @@ func readPage(t *testing.T, file string) string {
 func requireExplained(t *testing.T, page string, texts map[string]string, least int) {
 	t.Helper()
 	require.Greater(t, len(texts), least, "they are found in the sources")
-	content := readPage(t, page)
+	content := readDocument(t, page)
 	for text, from := range texts {
 		if !strings.Contains(content, text) {
 			t.Errorf("%s does not explain what %s says: %q", page, from, text)
@@ -294,7 +294,7 @@ func TestNamesOfTests(t *testing.T) {
 	require.NoError(t, err)
 	seen := 0
 	for _, p := range all {
-		for _, name := range testName.FindAllString(string(p.source), -1) {
+		for _, name := range testName.FindAllString(p.source, -1) {
 			seen++
 			if !there[name] {
 				t.Errorf("%s: there is no %s", p.file, name)
