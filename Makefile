@@ -20,20 +20,19 @@ FUZZTIME ?= 1m
 CRASH ?= 50x20
 CHART := install/helm/cilium-network-driver
 CILIUMNODE := install/kubernetes/ciliumnode-crd.yaml
-# Tools are run, not called by `go tool`, which passes over GOFLAGS and so compiles all that they import once more.
-CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen
 # Where make generate writes.
 GENERATED := api $(CHART)/files Documentation/api.md
 # The images' tag is the chart's unless another is given.
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
-# The packages with unit tests, and all packages.
-UNIT := ./api/... ./cmd/... ./images/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
-PKGS := $(UNIT) ./install/... ./test/chart/... ./test/deploy/... ./test/docs/... ./test/demo/... ./test/e2e/...
-# The packages with tests against a real API server, which are named TestAPI.
+# The packages with unit tests.
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
+# The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/chart ./test/docs ./test/lab
+	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
+# What is fuzzed, as package/target.
+FUZZ = $(shell grep -r --include='*_test.go' '^func Fuzz' pkg | sed -E 's,[^/]*:func (\w+).*,\1,')
 
 .PHONY: all
 all: build
@@ -44,18 +43,27 @@ build: ## Build the programs into bin/.
 
 # Without what Go itself finds out about the repository, which it does not in every kind of checkout: the version says it.
 .PHONY: images
-images: ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
+images: bin/images ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
 	@for arch in $(IMAGE_ARCHS); do \
 		rm -rf $(IMAGES)/linux-$$arch && GOOS=linux GOARCH=$$arch $(GOBUILD) -buildvcs=false -o $(IMAGES)/linux-$$arch/ ./cmd/... || exit 1; \
 	done
-	@$(GO) run ./images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
+	@bin/images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
 		--arch "$(IMAGE_ARCHS)"
 
 $(LAB): FORCE
 	@$(GOBUILD) -o $@ ./test/lab/cmd/lab
-$(HELM): FORCE
-	@$(GOBUILD) -o $@ helm.sh/helm/v4/cmd/helm
 FORCE:
+
+# Tools have a module of their own, so that an application that imports the driver requires none of them. They are built and
+# run, not called by `go tool`, which passes over GOFLAGS and so compiles all that they import once more.
+TOOLS := bin/controller-gen bin/crd-ref-docs $(HELM) bin/images bin/lint
+bin/controller-gen: TOOL := sigs.k8s.io/controller-tools/cmd/controller-gen
+bin/crd-ref-docs: TOOL := github.com/elastic/crd-ref-docs
+$(HELM): TOOL := helm.sh/helm/v4/cmd/helm
+bin/images: TOOL := ./images
+bin/lint: TOOL := ./lint
+$(TOOLS): FORCE
+	@cd tools && $(GO) build -buildvcs=false -ldflags "-s -w" -o ../$@ $(TOOL)
 
 .PHONY: setup
 setup: ## Check for the few Debian packages that building and testing need, and install what is missing.
@@ -70,23 +78,28 @@ test: setup lint check-generate test-fuzz-brief test-integration ## Run every te
 	$(MAKE) test-unit
 
 .PHONY: lint
-lint: ## gofmt, what go vet and staticcheck find, licence headers.
+lint: bin/lint ## gofmt, what go vet and staticcheck find, licence headers.
 	@fmt=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$fmt" ]; then echo "gofmt would change:"; echo "$$fmt"; exit 1; fi
 	@missing=$$(git ls-files '*.go' | xargs grep -L 'SPDX-License-Identifier: Apache-2.0'); if [ -n "$$missing" ]; then echo "no SPDX header:"; echo "$$missing"; exit 1; fi
-	GOGC=400 $(GO) run ./internal/lint $(PKGS)
+	GOGC=400 bin/lint ./...
+	cd tools && GOGC=400 ../bin/lint ./...
 
 .PHONY: generate
-generate: ## Generate deepcopy functions, CRDs and their page in Documentation from the API types, and the chart's copies of the CRDs.
-	$(GO) run $(CONTROLLER_GEN) object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
-	$(GO) run $(CONTROLLER_GEN) crd paths=./api/v2alpha1 output:crd:dir=./api/crds
+generate: bin/controller-gen bin/crd-ref-docs ## Generate deepcopy functions, CRDs and their page in Documentation from the API types, and the chart's copies of the CRDs.
+	bin/controller-gen object:headerFile=api/boilerplate.go.txt paths=./api/v2alpha1
+	bin/controller-gen crd paths=./api/v2alpha1 output:crd:dir=./api/crds
 	cp api/crds/*.yaml $(CHART)/files/crds/
-	$(GO) run github.com/elastic/crd-ref-docs --config api/docs/config.yaml --templates-dir api/docs/templates --renderer markdown \
+	bin/crd-ref-docs --config api/docs/config.yaml --templates-dir api/docs/templates --renderer markdown \
 		--source-path api/v2alpha1 --output-path Documentation/api.md --log-level ERROR
 	$(if $(wildcard $(CILIUMNODE)),cp $(CILIUMNODE) $(CHART)/files/)
 
 .PHONY: check-generate
 check-generate: generate ## Fail when generated files are not up to date.
 	@diff=$$(git status --porcelain -- $(GENERATED)); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- $(GENERATED) | head -50; exit 1; fi
+
+.PHONY: golden
+golden: ## Write what the chart renders to its golden files, and its values to Documentation, after a wanted change.
+	cd tools && $(GOTEST) ./chart -update
 
 # Without inlining a quarter less time goes into compiling, and nothing else is compiled with the race detector.
 RACE := -race -gcflags=all=-l
@@ -95,14 +108,14 @@ compile-race:
 	@CGO_ENABLED=1 $(GO) list $(RACE) -export -deps -test $(UNIT) >/dev/null
 
 # Some packages' tests wait more than they work, so there are more at a time than processors.
+# The tools' tests read files of the other module, and a result that go test keeps counts for changes in its own alone.
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
-test-unit: ## Unit, cell and privileged tests, with the race detector but for the chart's and the pages'. Privileged ones run as root.
+test-unit: ## Unit, cell and privileged tests, with the race detector but for the pages' and the tools'. Privileged ones run as root.
 	CGO_ENABLED=1 $(GOTEST) $(RACE) -p 3 $(UNIT)
-	$(GOTEST) ./test/chart ./test/docs
+	$(GOTEST) ./test/docs
+	cd tools && $(GOTEST) -count=1 ./...
 
-# What is fuzzed, as package/target.
-FUZZ = $(shell grep -r --include='*_test.go' '^func Fuzz' pkg | sed -E 's,[^/]*:func (\w+).*,\1,')
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what reads claims, records and configurations, FUZZTIME (1m) each.
 	set -e; for f in $(FUZZ); do $(GOTEST) -run '^$$' -fuzz "^$${f##*/}$$" -fuzztime $(FUZZTIME) ./$${f%/*}; done
@@ -121,6 +134,7 @@ test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. M
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.
 	$(LAB) build --control-plane
 	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -count=1 -p 2 -run '^TestAPI' $(API)
+	cd tools && NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$(../$(LAB) bin-dir) $(GOTEST) -count=1 -run '^TestAPI' ./chart
 
 .PHONY: test-e2e
 test-e2e: IMAGE_ARCHS = amd64

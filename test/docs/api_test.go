@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cilium/networkdriver/internal/testenv"
-	"github.com/cilium/networkdriver/test/chart"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -34,18 +33,6 @@ func yamlBlocks(t *testing.T, mark string) []Block {
 	}
 	require.NotEmpty(t, found)
 	return found
-}
-
-// TestValues renders the chart with each block of values, which its schema checks first.
-func TestValues(t *testing.T) {
-	for _, b := range yamlBlocks(t, Values) {
-		values := map[string]any{}
-		require.NoError(t, yaml.UnmarshalStrict([]byte(b.Text), &values), b)
-		values["networkDriver"] = map[string]any{"enabled": true}
-		rendered, err := chart.Render(values, chart.Options{})
-		require.NoError(t, err, b)
-		require.NotEmpty(t, rendered.Manifests, b)
-	}
 }
 
 // TestParts says that what is no whole object is at least a mapping.

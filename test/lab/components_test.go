@@ -12,7 +12,7 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// TestSharedVersions checks that the lab's programs are built with the versions of modules that the driver has. One
+// TestSharedVersions checks that tools and the lab's programs are built with the versions of modules that the driver has. One
 // other version of a module that much depends on, and minutes are spent to compile the same packages again.
 func TestSharedVersions(t *testing.T) {
 	// A runtime is tested as it is released: with its own NRI.
@@ -29,6 +29,7 @@ func TestSharedVersions(t *testing.T) {
 		for _, r := range file.Replace {
 			found[r.Old.Path] = r.New.Version
 		}
+		delete(found, "github.com/cilium/networkdriver") // tools take it as it is
 		return found
 	}
 	root, err := moduleRoot()
@@ -38,7 +39,8 @@ func TestSharedVersions(t *testing.T) {
 	components, err := filepath.Glob(filepath.Join(root, "test", "lab", "components", "*", "go.mod"))
 	require.NoError(t, err)
 	require.NotEmpty(t, components)
-	for _, path := range append([]string{filepath.Join(root, "go.mod")}, components...) {
+	ours := []string{filepath.Join(root, "go.mod"), filepath.Join(root, "tools", "go.mod")}
+	for _, path := range append(ours, components...) {
 		for module, version := range versions(path) {
 			if own[module] {
 				continue

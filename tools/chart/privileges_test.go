@@ -28,7 +28,8 @@ func TestCapabilities(t *testing.T) {
 	programs := map[string]string{}
 	for test, pkg := range map[string]string{move: "networkdriver/podnet", find: "netnamespace"} {
 		programs[test] = filepath.Join(t.TempDir(), test)
-		build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", programs[test], "github.com/cilium/networkdriver/pkg/"+pkg)
+		build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", programs[test], "./pkg/"+pkg)
+		build.Dir = "../.." // the packages' tests require what their module does
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		out, err := build.CombinedOutput()
 		require.NoError(t, err, "%s", out)

@@ -20,7 +20,7 @@ func valuesTable(values []byte) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	out.WriteString("# Values of the Helm chart\n\n" +
-		"All values of `install/helm/cilium-network-driver`, made from its `values.yaml` by `go test ./test/chart -update`.\n" +
+		"All values of `install/helm/cilium-network-driver`, made from its `values.yaml` by `make golden`.\n" +
 		"The chart's schema refuses others, and values of another form, with a message that names them.\n\n" +
 		"| Value | Default | Meaning |\n|---|---|---|\n")
 	if err := addRows(&out, "", document.Content[0], ""); err != nil {

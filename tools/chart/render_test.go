@@ -79,7 +79,7 @@ func requireGolden(t *testing.T, path string, got []byte) {
 	}
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(want), string(got), "if this is wanted: go test ./test/chart -update")
+	require.Equal(t, string(want), string(got), "if this is wanted: make golden")
 }
 
 // TestGolden shows in a change of the chart what becomes of it. The CRDs have a test of their own.
