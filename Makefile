@@ -69,20 +69,17 @@ $(TOOLS): FORCE
 setup: ## Check for the few Debian packages that building and testing need, and install what is missing.
 	@./test/setup.sh
 
-# The end-to-end tests wait for a third of their time; what the unit tests are compiled of is compiled meanwhile. In a session
-# of its own, since Linux shares processors out among sessions first (autogroup), whatever the priorities in them.
-IDLY := setsid chrt --idle 0 bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec "$$@"' idly
 .PHONY: test
 test: setup lint check-generate test-fuzz-brief test-integration ## Run every test, as CI does.
-	$(IDLY) $(MAKE) compile-race & trap 'kill $$! 2>/dev/null' EXIT; $(MAKE) test-e2e
+	.ci/meanwhile '$(MAKE) compile-race' $(MAKE) test-e2e
 	$(MAKE) test-unit
 
 .PHONY: lint
 lint: bin/lint ## gofmt, what go vet and staticcheck find, licence headers.
 	@fmt=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$fmt" ]; then echo "gofmt would change:"; echo "$$fmt"; exit 1; fi
 	@missing=$$(git ls-files '*.go' | xargs grep -L 'SPDX-License-Identifier: Apache-2.0'); if [ -n "$$missing" ]; then echo "no SPDX header:"; echo "$$missing"; exit 1; fi
-	GOGC=400 bin/lint ./...
-	cd tools && GOGC=400 ../bin/lint ./...
+	bin/lint ./...
+	cd tools && ../bin/lint ./...
 
 .PHONY: generate
 generate: bin/controller-gen bin/crd-ref-docs ## Generate deepcopy functions, CRDs and their page in Documentation from the API types, and the chart's copies of the CRDs.
@@ -101,30 +98,17 @@ check-generate: generate ## Fail when generated files are not up to date.
 golden: ## Write what the chart renders to its golden files, and its values to Documentation, after a wanted change.
 	cd tools && $(GOTEST) ./chart -update
 
-# Without inlining a quarter less time goes into compiling, and nothing else is compiled with the race detector.
-RACE := -race -gcflags=all=-l
-.PHONY: compile-race
-compile-race:
-	@CGO_ENABLED=1 $(GO) list $(RACE) -export -deps -test $(UNIT) >/dev/null
-
-# Some packages' tests wait more than they work, so there are more at a time than processors.
 # The tools' tests read files of the other module, and a result that go test keeps counts for changes in its own alone.
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
 test-unit: ## Unit, cell and privileged tests, with the race detector but for the pages' and the tools'. Privileged ones run as root.
-	CGO_ENABLED=1 $(GOTEST) $(RACE) -p 3 $(UNIT)
+	CGO_ENABLED=1 $(GOTEST) $(RACE) $(UNIT)
 	$(GOTEST) ./test/docs
 	cd tools && $(GOTEST) -count=1 ./...
 
 .PHONY: test-fuzz
 test-fuzz: ## Fuzz what reads claims, records and configurations, FUZZTIME (1m) each.
 	set -e; for f in $(FUZZ); do $(GOTEST) -run '^$$' -fuzz "^$${f##*/}$$" -fuzztime $(FUZZTIME) ./$${f%/*}; done
-
-# By the tests' programs as they are. To be guided by coverage they, and all they import, would be compiled once more.
-.PHONY: test-fuzz-brief
-test-fuzz-brief: ## Fuzz the same with 50,000 inputs each, as a part of make test.
-	set -e; for f in $(FUZZ); do $(GOTEST) -count=1 -run '^$$' ./$${f%/*} \
-		-args -test.fuzz="^$${f##*/}$$" -test.fuzztime=50000x -test.fuzzcachedir=$(CURDIR)/_out/fuzz; done
 
 .PHONY: test-crash
 test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
@@ -170,6 +154,9 @@ demo-down: $(LAB) ## Stop the demo's cluster.
 .PHONY: clean
 clean: ## Remove build output; the lab's cache stays.
 	rm -rf bin _out
+
+# What makes the tests fast on small machines.
+include .ci/small.mk
 
 .PHONY: help
 help:

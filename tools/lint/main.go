@@ -7,6 +7,7 @@ package main
 
 import (
 	"os"
+	"runtime/debug"
 
 	"golang.org/x/tools/go/analysis/suite/vet"
 	"honnef.co/go/tools/lintcmd"
@@ -17,6 +18,9 @@ import (
 )
 
 func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // what it allocates it keeps
+	}
 	cmd := lintcmd.NewCommand("lint")
 	cmd.ParseFlags(os.Args[1:])
 	cmd.AddBareAnalyzers(vet.Suite...)
