@@ -61,6 +61,7 @@ func TestAPI(t *testing.T) {
 		name string
 		run  func(*apiServer, *testing.T)
 	}{
+		{"Owners", (*apiServer).testOwners},
 		{"OtherDriversEntries", (*apiServer).testOtherDriversEntries},
 		{"RestartWritesNothing", (*apiServer).testRestartWritesNothing},
 		{"ParametersAsWritten", (*apiServer).testParametersAsWritten},
@@ -237,12 +238,25 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	require.Equal(t, before.ResourceVersion, s.get("restart").ResourceVersion)
 }
 
+// speakProtobuf makes the client one that keeps the bytes of parameters, as the driver's does; JSON loses the blanks.
+func (s *apiServer) speakProtobuf() {
+	s.t.Helper()
+	config, err := s.plane.RESTConfig()
+	require.NoError(s.t, err)
+	config.ContentType = runtime.ContentTypeProtobuf
+	s.client = s.clientFor(config)
+}
+
+// Claims that can be applied to, and claims that cannot.
+func (s *apiServer) testOwners(t *testing.T) {
+	s.speakProtobuf()
+	testOwners(t, s.client.ResourceV1(), "applied-", `{"vlan":5}`)
+	testOwners(t, s.client.ResourceV1(), "updated-", `{"vlan": 5}`)
+}
+
 // Parameters that are not in the form that server-side apply gives them make a claim that cannot be applied to.
 func (s *apiServer) testParametersAsWritten(t *testing.T) {
-	config, err := s.plane.RESTConfig()
-	require.NoError(t, err)
-	config.ContentType = runtime.ContentTypeProtobuf // JSON loses the blanks on the way
-	s.client = s.clientFor(config)
+	s.speakProtobuf()
 	for i, parameters := range []string{`{"vlan":5}`, `{"vlan": 5}`, `{"vlan":5,"podIfName":"net0"}`, "{\n  \"podIfName\": \"net0\"\n}\n"} {
 		name := fmt.Sprintf("written%d", i)
 		claim := newClaim(name, with("net", "a"), with("gpu", "g"), fromClaim(parameters, "net"))
@@ -330,7 +344,7 @@ func (s *apiServer) testRights(t *testing.T) {
 
 	err = writer.Apply(t.Context(), RefOf(claim), rows)
 	require.True(t, isRefused(err), "%v", err)
-	require.ErrorContains(t, err, "needs the verb patch on resourceclaims/status in resource.k8s.io")
+	require.ErrorContains(t, err, "needs the verbs patch and update on resourceclaims/status in resource.k8s.io")
 
 	rule := rbacv1.PolicyRule{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"patch"}}
 	roles := s.client.RbacV1().ClusterRoles()

@@ -27,9 +27,10 @@ type ClaimGetter interface {
 // ClaimClient is what the [Writer] needs of the API server.
 type ClaimClient interface {
 	ClaimGetter
-	// ApplyClaimStatus makes the entries of the configuration the driver's only ones in the claim's status, and leaves
-	// those of others alone. The field manager is the driver's name.
-	ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, fieldManager string) error
+	// ApplyClaimStatus makes the entries of the configuration the owner's only ones in the claim's status, and leaves
+	// all others alone. The claim must have the configuration's UID; if there is nothing to take out of the status of
+	// a claim, it is not written.
+	ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, owner Owner) error
 }
 
 // NewClaimClient returns the client for a real API server.
@@ -47,16 +48,53 @@ func (c client) GetClaim(ctx context.Context, namespace, name string) (*resource
 	return claim, nil
 }
 
-func (c client) ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, fieldManager string) error {
-	applied, err := c.claims.ResourceClaims(*config.Namespace).ApplyStatus(ctx, config,
-		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	if refusesAllocation(err) || err == nil && len(entriesBy(applied, fieldManager)) != len(config.Status.Devices) {
-		err = c.replaceEntries(ctx, config, fieldManager)
+func (c client) ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, owner Owner) error {
+	wanted, err := configured(config)
+	if err != nil {
+		return err
+	}
+	applied := false
+	if len(wanted) > 0 {
+		applied, err = c.apply(ctx, config, wanted, owner)
+	}
+	if err == nil && !applied {
+		err = c.replaceEntries(ctx, config, wanted, owner)
 	}
 	if err != nil {
 		return fmt.Errorf("apply status of claim %s/%s: %w", *config.Namespace, *config.Name, err)
 	}
 	return nil
+}
+
+// apply says whether server-side apply made the owner's entries what they shall be. It cannot write every claim, see
+// refusesAllocation, and it leaves what another field manager has written as well: the agent of a version whose field
+// manager was the driver's name, or replaceEntries.
+func (c client) apply(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration,
+	wanted []resourceapi.AllocatedDeviceStatus, owner Owner) (bool, error) {
+	claim, err := c.claims.ResourceClaims(*config.Namespace).ApplyStatus(ctx, config,
+		metav1.ApplyOptions{FieldManager: owner.fieldManager(), Force: true})
+	if refusesAllocation(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	have, _ := statusesIn(claim.Status.Devices, owner)
+	want, _ := statusesIn(wanted, owner)
+	return equalStatuses(have, want), nil
+}
+
+// configured returns the configuration's entries as they are read from a claim.
+func configured(config *resourceapply.ResourceClaimApplyConfiguration) ([]resourceapi.AllocatedDeviceStatus, error) {
+	raw, err := json.Marshal(config.Status)
+	if err != nil {
+		return nil, fmt.Errorf("encode the entries: %w", err)
+	}
+	var status resourceapi.ResourceClaimStatus
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return nil, fmt.Errorf("decode the entries: %w", err)
+	}
+	return status.Devices, nil
 }
 
 // refusesAllocation recognises a claim that server-side apply cannot write at all. The server takes the claim apart and
@@ -73,19 +111,11 @@ func refusesAllocation(err error) bool {
 	})
 }
 
-// replaceEntries is what is done for a claim that cannot be applied to: the claim is read, gets the driver's entries
-// in the place of those it has, and is written if nobody has written it meanwhile. It needs the bytes of the parameters
-// unchanged, which only a client that speaks protobuf gets and gives. Server-side apply does not remove entries that
-// came this way, which is why it is followed up.
-func (c client) replaceEntries(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, driver string) error {
-	raw, err := json.Marshal(config.Status)
-	if err != nil {
-		return fmt.Errorf("encode the entries: %w", err)
-	}
-	var wanted resourceapi.ResourceClaimStatus
-	if err := json.Unmarshal(raw, &wanted); err != nil {
-		return fmt.Errorf("decode the entries: %w", err)
-	}
+// replaceEntries takes the owner's entries out of the claim as it is read, puts in the wanted ones, and writes the claim
+// if nobody has written it meanwhile. That works whatever way the entries came, but needs the bytes of the parameters
+// unchanged, which only a client that speaks protobuf gets and gives.
+func (c client) replaceEntries(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration,
+	wanted []resourceapi.AllocatedDeviceStatus, owner Owner) error {
 	claims := c.claims.ResourceClaims(*config.Namespace)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		claim, err := claims.Get(ctx, *config.Name, metav1.GetOptions{})
@@ -95,25 +125,11 @@ func (c client) replaceEntries(ctx context.Context, config *resourceapply.Resour
 		if claim.UID != *config.UID {
 			return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), *config.Name)
 		}
-		claim.Status.Devices = slices.DeleteFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool { return isBy(d, driver) })
-		claim.Status.Devices = append(claim.Status.Devices, wanted.Devices...)
-		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: driver})
+		if len(wanted) == 0 && !slices.ContainsFunc(claim.Status.Devices, owner.owns) {
+			return nil // it may be another node's by now, and this one has no right to write it
+		}
+		claim.Status.Devices = append(slices.DeleteFunc(claim.Status.Devices, owner.owns), wanted...)
+		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{FieldManager: owner.fieldManager()})
 		return err
 	})
-}
-
-// entriesBy returns the driver's own entries in the claim's status.
-func entriesBy(claim *resourceapi.ResourceClaim, driver string) []resourceapi.AllocatedDeviceStatus {
-	var entries []resourceapi.AllocatedDeviceStatus
-	for _, d := range claim.Status.Devices {
-		if isBy(d, driver) {
-			entries = append(entries, d)
-		}
-	}
-	return entries
-}
-
-// isBy says whether an entry is the driver's; shares of a device are not what it writes.
-func isBy(d resourceapi.AllocatedDeviceStatus, driver string) bool {
-	return d.Driver == driver && d.ShareID == nil
 }

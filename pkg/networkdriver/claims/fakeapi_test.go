@@ -5,9 +5,9 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,8 +18,7 @@ import (
 
 var claimsResource = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
 
-// fakeAPI is an API server that holds claims and counts what is written to them. Another driver's entries are not its
-// strong point; for those see the test with a real one.
+// fakeAPI is an API server that holds claims and counts what is written to them.
 type fakeAPI struct {
 	mu     sync.Mutex // guards the fields below
 	claims map[string]*resourceapi.ResourceClaim
@@ -53,7 +52,7 @@ func (a *fakeAPI) GetClaim(_ context.Context, namespace, name string) (*resource
 	return claim.DeepCopy(), nil
 }
 
-func (a *fakeAPI) ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, manager string) error {
+func (a *fakeAPI) ApplyClaimStatus(ctx context.Context, config *resourceapply.ResourceClaimApplyConfiguration, owner Owner) error {
 	a.mu.Lock()
 	block := a.block
 	a.mu.Unlock()
@@ -74,22 +73,18 @@ func (a *fakeAPI) ApplyClaimStatus(ctx context.Context, config *resourceapply.Re
 	}
 	claim := a.claims[*config.Namespace+"/"+*config.Name]
 	switch {
-	case manager != testDriver:
-		return fmt.Errorf("field manager %q", manager)
+	case owner.Driver != testDriver:
+		return fmt.Errorf("driver %q", owner.Driver)
 	case claim == nil:
 		return apierrors.NewNotFound(claimsResource, *config.Name)
 	case claim.UID != *config.UID:
 		return apierrors.NewConflict(claimsResource, *config.Name, errors.New("uid mismatch"))
 	}
-	var applied resourceapi.ResourceClaim
-	raw, err := json.Marshal(config)
+	entries, err := configured(config)
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, &applied); err != nil {
-		return err
-	}
-	claim.Status.Devices = applied.Status.Devices
+	claim.Status.Devices = append(slices.DeleteFunc(claim.Status.Devices, owner.owns), entries...)
 	return nil
 }
 

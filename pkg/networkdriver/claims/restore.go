@@ -138,10 +138,7 @@ func (r *Restorer) Allotted(ctx context.Context, pods []*corev1.Pod) (bool, erro
 
 // isHere says whether the claim is allotted a device of the driver on this node.
 func (r *Restorer) isHere(claim *resourceapi.ResourceClaim) bool {
-	return slices.ContainsFunc(resultsOf(claim, r.DriverName), func(result resourceapi.DeviceRequestAllocationResult) bool {
-		_, ours := pools.Configured(r.NodeName, result.Pool)
-		return ours
-	})
+	return Owner{Driver: r.DriverName, Node: r.NodeName}.isAllotted(claim)
 }
 
 // readAll reads the claims of all pods that have not ended, without those that are gone.

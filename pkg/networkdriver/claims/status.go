@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// conditionReady is the condition of a device: true while its link is in the pod.
+	// conditionReady is the condition of a device: true while its link is in the pod, or while it is set up if it has none.
 	conditionReady = "Ready"
 	// maxMessageLen keeps a condition's message readable; the API allows 32 KiB.
 	maxMessageLen = 1024
@@ -93,18 +93,18 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 		Ready:  metav1.ConditionFalse,
 		Reason: row.State(),
 	}
-	if a := row.Attachment; a != nil {
+	switch a := row.Attachment; {
+	case a != nil && a.IfName != "":
 		s.Ready = metav1.ConditionTrue
 		s.Message = fmt.Sprintf("interface %s is in the pod", a.IfName)
 		s.IfName = a.IfName
 		s.MAC = a.MAC
 		s.IPs = validIPs(a.IPs)
-	} else {
+	case row.PreparedDevice.Link().IsZero():
+		s.Ready = metav1.ConditionTrue
+		s.Message = "set up; the device has no network interface that could be moved into the pod"
+	default:
 		s.Message = "set up, and waiting for the pod's sandbox"
-		if row.PreparedDevice.Link().IsZero() {
-			s.Ready = metav1.ConditionTrue
-			s.Message = "set up; the device has no kernel interface that could be moved into the pod"
-		}
 	}
 	if row.Error != "" {
 		s.Ready = metav1.ConditionFalse
@@ -158,12 +158,12 @@ func sortedKeys(raw []byte) string {
 	return string(sorted)
 }
 
-// statusesIn returns what the driver's entries in the claim's status say, and since when.
-func statusesIn(claim *resourceapi.ResourceClaim, driver string) ([]deviceStatus, map[string]transition) {
+// statusesIn returns what the owner's among the entries of a claim's status say, and since when.
+func statusesIn(entries []resourceapi.AllocatedDeviceStatus, owner Owner) ([]deviceStatus, map[string]transition) {
 	var statuses []deviceStatus
 	since := map[string]transition{}
-	for _, entry := range claim.Status.Devices {
-		if entry.Driver != driver || entry.ShareID != nil {
+	for _, entry := range entries {
+		if !owner.owns(entry) {
 			continue
 		}
 		s := deviceStatus{Pool: entry.Pool, Device: entry.Device}
@@ -204,8 +204,8 @@ func transitionsOf(statuses []deviceStatus, before map[string]transition, now ti
 	return after
 }
 
-// applyConfigOf builds the server-side-apply configuration that makes the statuses the driver's only entries in the
-// claim's status. The UID in it keeps a new claim of the same name from being written.
+// applyConfigOf builds the server-side-apply configuration with the statuses as entries of the claim's status. The
+// UID in it keeps a new claim of the same name from being written.
 func applyConfigOf(claim Ref, driver string, statuses []deviceStatus, since map[string]transition) *resourceapply.ResourceClaimApplyConfiguration {
 	status := resourceapply.ResourceClaimStatus()
 	for _, s := range statuses {

@@ -41,14 +41,14 @@ type WriterParams struct {
 	DB          *statedb.DB
 	Allocations statedb.Table[*tables.DRAAllocation]
 	Client      ClaimClient
-	// DriverName is the name under which the driver publishes devices, and the field manager of what is written.
+	// DriverName is the name under which the driver publishes devices.
 	DriverName string
 	NodeName   string
 	// BootID is the kernel's boot id, which goes into the records.
 	BootID string
 }
 
-// Writer keeps the driver's entries in the status of claims: at once when asked to by Apply, else in Run.
+// Writer keeps the entries for this node's devices in the status of claims: at once when asked to by Apply, else in Run.
 type Writer struct {
 	WriterParams
 	claims claimLocks // serialises writes and the use of a claim's *written
@@ -129,7 +129,7 @@ func (w *Writer) Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAll
 	if err != nil {
 		return // will be reported when it is written
 	}
-	server, since := statusesIn(claim, w.DriverName)
+	server, since := statusesIn(claim.Status.Devices, w.owner())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.written[claim.UID] = &written{wanted: statuses, known: true, server: server, since: since}
@@ -280,11 +280,13 @@ func (w *Writer) forget(claim Ref) {
 	delete(w.written, claim.UID)
 }
 
+func (w *Writer) owner() Owner { return Owner{Driver: w.DriverName, Node: w.NodeName} }
+
 // write applies the statuses; the caller holds the claim's lock.
 func (w *Writer) write(ctx context.Context, claim Ref, k *written, statuses []deviceStatus) error {
 	since := transitionsOf(statuses, k.since, time.Now())
 	k.known = false // what the server has after a failure is anybody's guess
-	if err := w.Client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.DriverName); err != nil {
+	if err := w.Client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.owner()); err != nil {
 		return w.explain(err)
 	}
 	*k = written{wanted: statuses, known: true, server: statuses, since: since}
@@ -299,21 +301,22 @@ func (w *Writer) explain(err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
 	}
-	return fmt.Errorf("the driver's service account needs the verb patch on resourceclaims/status in resource.k8s.io, and with Kubernetes 1.36 "+
-		"or later associated-node:patch on resourceclaims/driver named %s: %w", w.DriverName, err)
+	return fmt.Errorf("the driver's service account needs the verbs patch and update on resourceclaims/status in resource.k8s.io, and with "+
+		"Kubernetes 1.36 or later associated-node:patch and associated-node:update on resourceclaims/driver named %s: %w", w.DriverName, err)
 }
 
 // isRefused is true for a write that the API server understood and will refuse again.
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
-// isGone says whether the write failed because the claim, or its name, is no longer what it was.
+// isGone says whether the write failed because the claim is no longer this node's: it is gone, its name is another
+// claim's, or its allocation has ended, so that the API server has dropped the entries and takes none.
 func (w *Writer) isGone(ctx context.Context, claim Ref, err error) bool {
 	switch {
 	case apierrors.IsNotFound(err):
 		return true
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		present, err := w.Client.GetClaim(ctx, claim.Namespace, claim.Name)
-		return apierrors.IsNotFound(err) || err == nil && present.UID != claim.UID
+		return apierrors.IsNotFound(err) || err == nil && (present.UID != claim.UID || !w.owner().isAllotted(present))
 	default:
 		return false
 	}

@@ -109,11 +109,19 @@ func TestStatusOf(t *testing.T) {
 		require.NoError(t, err)
 		return s
 	}
-	s := status(func(r *tables.DRAAllocation) { r.PreparedDevice = &fakeDevice{Name: "a", NoLink: true} })
-	require.Equal(t, metav1.ConditionTrue, s.Ready, "a device without a link is ready when it is set up")
-	require.Equal(t, "Prepared", s.Reason)
+	for reason, attachment := range map[string]*types.Attachment{"Prepared": nil, "Attached": {SandboxID: "sandbox", NetNS: "/run/netns/x"}} {
+		s := status(func(r *tables.DRAAllocation) {
+			r.PreparedDevice, r.Attachment = &fakeDevice{Name: "a", NoLink: true}, attachment
+		})
+		require.Equal(t, metav1.ConditionTrue, s.Ready, "a device without a link is ready when it is set up")
+		require.Equal(t, reason, s.Reason)
+		require.Equal(t, "set up; the device has no network interface that could be moved into the pod", s.Message)
+		entries, err := configured(applyConfigOf(Ref{}, testDriver, []deviceStatus{s}, nil))
+		require.NoError(t, err)
+		require.Nil(t, entries[0].NetworkData)
+	}
 
-	s = status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
+	s := status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
 	require.Equal(t, metav1.ConditionFalse, s.Ready)
 	require.Equal(t, "Failed", s.Reason)
 	require.Equal(t, "attach: name ? taken", s.Message)
@@ -330,13 +338,13 @@ func TestWriterForbidden(t *testing.T) {
 	require.Eventually(t, func() bool { return f.log.Count("Claim status is refused") > 0 }, waitFor, tick)
 	f.settled()
 	require.Equal(t, 1, f.log.Count("Claim status is refused"))
-	require.Contains(t, f.log.String(), "verb patch on resourceclaims/status in resource.k8s.io")
-	require.Contains(t, f.log.String(), "associated-node:patch on resourceclaims/driver named networkdriver.cilium.io")
+	require.Contains(t, f.log.String(), "verbs patch and update on resourceclaims/status in resource.k8s.io")
+	require.Contains(t, f.log.String(), "associated-node:patch and associated-node:update on resourceclaims/driver named networkdriver.cilium.io")
 	_, now := f.api.counts()
 	require.Equal(t, before+3, now, "a refusal is not tried again soon")
 
 	_, err := f.Prepare(t.Context(), newClaim("three", with("net", "c")))
-	require.ErrorContains(t, err, "needs the verb patch on resourceclaims/status")
+	require.ErrorContains(t, err, "needs the verbs patch and update on resourceclaims/status")
 	require.True(t, apierrors.IsForbidden(err))
 }
 
