@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -194,7 +195,8 @@ func (c *call) addressing(state hostState) (*ipamConfig, []policyroute.Route) {
 		}
 	}
 	for _, a := range kept {
-		if _, onLink := a.inPod(); onLink.IsValid() && a.Local.Is4() && len(routes) > 0 {
+		prefix, onLink := a.inPod()
+		if slices.ContainsFunc(routes, func(r policyroute.Route) bool { return r.From == a.Local && !prefix.Contains(r.NextHop) }) {
 			c.log.Warn("The next hop is not in the address's own network: sbr does not copy such a route",
 				"address", a.Local, "network", onLink)
 		}

@@ -137,18 +137,19 @@ func TestContainerHasTheHostsName(t *testing.T) {
 	require.NotNil(t, b.pod.link(nicName), "the container's own link stays")
 }
 
-// A peer in another network is reached by a route of its own; without sbr, which cannot copy such a route.
+// The peer of a /31 is the next hop also in another network, by a route of its own; without sbr, which cannot copy such
+// a route.
 func TestPeerInAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nicName, "10.1.2.5 peer 10.9.0.1/32")
+	b.host.address(nicName, "10.1.2.5 peer 10.9.0.1/31")
 	b.leaf.address(port, "10.9.0.1 peer 10.1.2.5/32")
 	b.leaf.address("lo", "10.1.20.1/32")
 	b.leaf.serve("10.1.20.1")
 	before := b.host.snapshot()
 	log := b.must("ADD", b.single(routeFields(1, 16)))
 	require.Contains(t, log, "sbr does not copy such a route")
-	require.Equal(t, []string{"10.1.0.0/16 via 10.9.0.1 dev net1", "10.9.0.1/32 dev net1"}, b.pod.routes(254))
+	require.Equal(t, []string{"10.1.0.0/16 via 10.9.0.1 dev net1", "10.9.0.0/31 dev net1"}, b.pod.routes(254))
 	require.NoError(t, b.pod.ping("10.1.2.5", "10.1.20.1"))
 	b.must("DEL", b.single())
 	b.requireHome(before)
@@ -269,7 +270,7 @@ func TestAddRefuses(t *testing.T) {
 		code  uint
 		msg   []string
 	}{
-		"negative offset":        {conf: b.single(`"nexthopNetAddrOffset": -1, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "-1"}},
+		"offset beyond 64 bits":  {conf: b.single(`"nexthopNetAddrOffset": -9223372036854775809, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "-9223372036854775809"}},
 		"fractional offset":      {conf: b.single(`"nexthopNetAddrOffset": 1.5, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "1.5"}},
 		"offset as text":         {conf: b.single(`"nexthopNetAddrOffset": "1", "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "integer"}},
 		"length too large":       {conf: b.single(`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": 33`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen", "33", "0 to 32"}},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // routeFields are the two that ask for policy routes.
@@ -66,10 +67,30 @@ func TestChain(t *testing.T) {
 			far:    "10.1.200.1",
 		},
 		{
-			name: "kernel's peer alone", nic: []string{"10.1.2.5 peer 10.1.2.4/32"}, port: []string{"10.1.2.4/31"}, offset: 0, prefixLen: 16,
+			// The network of a /32 has no other host.
+			name: "kernel's peer alone", nic: []string{"10.1.2.5 peer 10.1.2.4/32"}, port: []string{"10.1.2.4/31"}, offset: 1, prefixLen: 16,
+			rules:  []string{"from 10.1.2.5 lookup 100"},
+			tables: map[int][]string{100: {"10.1.2.4/31 dev net1"}},
+			far:    "10.1.2.4",
+		},
+		{
+			name: "kernel's peer outside the address's network", nic: []string{"10.1.2.5 peer 10.9.3.77/24"}, port: []string{"10.1.2.1/24"},
+			offset: 1, prefixLen: 16,
+			rules:  []string{"from 10.1.2.5 lookup 100"},
+			tables: map[int][]string{100: {"10.1.0.0/16 via 10.1.2.1 dev net1", "10.1.2.0/24 dev net1", "10.9.3.0/24 dev net1"}},
+			far:    "10.1.200.1",
+		},
+		{
+			name: "a negative offset does not count on a /31", nic: []string{"10.1.2.5/31"}, port: []string{"10.1.2.4/31"}, offset: -1, prefixLen: 16,
 			rules:  []string{"from 10.1.2.5 lookup 100"},
 			tables: map[int][]string{100: {"10.1.0.0/16 via 10.1.2.4 dev net1", "10.1.2.4/31 dev net1"}},
 			far:    "10.1.200.1",
+		},
+		{
+			name: "a negative offset", nic: []string{"10.1.2.130/25"}, port: []string{"10.1.2.129/25"}, offset: -1, prefixLen: 19,
+			rules:  []string{"from 10.1.2.130 lookup 100"},
+			tables: map[int][]string{100: {"10.1.2.128/25 dev net1"}},
+			far:    "10.1.2.129",
 		},
 		{
 			name: "several networks", nic: []string{"10.1.2.130/25", "10.2.2.5/31", "10.3.0.9/32"}, port: []string{"10.1.2.129/25", "10.2.2.4/31"},
@@ -89,6 +110,16 @@ func TestChain(t *testing.T) {
 			tables: map[int][]string{
 				100: {"10.1.0.0/19 via 10.1.2.129 dev net1", "10.1.2.128/25 dev net1"},
 				101: {"10.1.0.0/19 via 10.1.2.129 dev net1", "10.1.2.128/25 dev net1"},
+			},
+			far: "10.1.20.1",
+		},
+		{
+			name: "two networks, one destination", nic: []string{"10.1.2.130/25", "10.1.3.130/25"}, port: []string{"10.1.2.129/25", "10.1.3.129/25"},
+			offset: 1, prefixLen: 19,
+			rules: []string{"from 10.1.2.130 lookup 100", "from 10.1.3.130 lookup 101"},
+			tables: map[int][]string{
+				100: {"10.1.0.0/19 via 10.1.2.129 dev net1", "10.1.2.128/25 dev net1"},
+				101: {"10.1.0.0/19 via 10.1.3.129 dev net1", "10.1.3.128/25 dev net1"},
 			},
 			far: "10.1.20.1",
 		},
@@ -136,6 +167,19 @@ func TestChain(t *testing.T) {
 			require.Nil(t, b.pod.link("net1"))
 		})
 	}
+}
+
+// Why a route that two addresses have is passed on once: a second one, added as host-device does, is refused.
+func TestKernelHasARouteOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25")
+	_, dst, err := net.ParseCIDR("10.1.0.0/19")
+	require.NoError(t, err)
+	b.host.up(nic)
+	route := &netlink.Route{Dst: dst, Gw: net.IPv4(10, 1, 2, 129), LinkIndex: b.host.mustLink(nic).Attrs().Index}
+	require.NoError(t, b.host.RouteAddEcmp(route))
+	require.ErrorIs(t, b.host.RouteAddEcmp(route), unix.EEXIST)
 }
 
 // mustAddress is the n-th IPv4 address of the NIC in the pod.

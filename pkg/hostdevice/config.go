@@ -127,7 +127,7 @@ func (c *config) parseOwn(f *fields) {
 		}
 	}
 	var routes policyroute.Config
-	hasOffset := f.decode(fieldOffset, &routes.NexthopOffset, "an integer, 0 or more")
+	hasOffset := f.decode(fieldOffset, &routes.NexthopOffset, "an integer of 64 bits")
 	hasPrefixLen := f.decode(fieldPrefixLen, &routes.DstPrefixLen, "an integer from 0 to 32")
 	if hasPrefixLen && (routes.DstPrefixLen < 0 || routes.DstPrefixLen > 32) {
 		hasPrefixLen = false

@@ -34,7 +34,10 @@ func TestParseConfig(t *testing.T) {
 	require.Equal(t, "mlx5_core.sf.2", c.deviceID)
 	require.Equal(t, &policyroute.Config{}, c.routes, "zeros are there")
 	require.Equal(t, "0000:03:00.2", parse(t, `{"deviceID": "", "pciBusID": "0000:03:00.2"}`).deviceID)
-	require.Equal(t, uint64(1)<<32, parse(t, `{"nexthopNetAddrOffset": 4294967296, "routeDstPrefixLen": 0}`).routes.NexthopOffset)
+	require.Equal(t, int64(1)<<32, parse(t, `{"nexthopNetAddrOffset": 4294967296, "routeDstPrefixLen": 0}`).routes.NexthopOffset)
+
+	require.Equal(t, &policyroute.Config{NexthopOffset: -5}, parse(t, `{"nexthopNetAddrOffset": -5, "routeDstPrefixLen": 0}`).routes,
+		"whether an offset fits depends on the address")
 
 	require.Equal(t, fieldOffset, parse(t, `{"nexthopNetAddrOffset": 0}`).alone)
 	require.Equal(t, fieldPrefixLen, parse(t, `{"routeDstPrefixLen": 0}`).alone)
@@ -50,7 +53,12 @@ func TestParseConfigRefuses(t *testing.T) {
 		`{"routeDstPrefixLen": [19]}`:                    "routeDstPrefixLen is [19]",
 		`{"nexthopNetAddrOffset": -0.0}`:                 "nexthopNetAddrOffset",
 		`{"nexthopNetAddrOffset": 1e400}`:                "nexthopNetAddrOffset",
-		`{"nexthopNetAddrOffset": "01"}`:                 `nexthopNetAddrOffset is "01": allowed is an integer, 0 or more`,
+		`{"nexthopNetAddrOffset": "01"}`:                 `nexthopNetAddrOffset is "01": allowed is an integer of 64 bits`,
+		`{"nexthopNetAddrOffset": 1.5}`:                  "nexthopNetAddrOffset is 1.5",
+		`{"nexthopNetAddrOffset": 9223372036854775808}`:  "nexthopNetAddrOffset is 9223372036854775808",
+		`{"nexthopNetAddrOffset": -9223372036854775809}`: "nexthopNetAddrOffset is -9223372036854775809",
+		`{"routeDstPrefixLen": 33}`:                      "routeDstPrefixLen is 33: allowed is an integer from 0 to 32",
+		`{"routeDstPrefixLen": -1}`:                      "routeDstPrefixLen is -1: allowed is an integer from 0 to 32",
 		`{"NEXTHOPNETADDROFFSET": 1}`:                    "it is written nexthopNetAddrOffset",
 		`{"device": "eth1", "pcibusid": "0000:00:03.0"}`: `"pcibusid" is not a field: it is written pciBusID`,
 		`{"runtimeConfig": {}, "runtimeconfig": {}}`:     `"runtimeconfig" is not a field`,

@@ -30,7 +30,8 @@ func staticConfig(addrs []address, routes []policyroute.Route) *ipamConfig {
 	c := &ipamConfig{Type: staticIPAM}
 	seen := map[string]bool{}
 	add := func(route *types.Route) {
-		// Two addresses of one network have the same route, which the kernel takes once only.
+		// Two addresses of one network have the same route. The kernel has a table's routes once, and an ADD that repeats
+		// one fails; sbr copies it into the table of each address.
 		if key := fmt.Sprint(route.Dst.String(), route.GW); !seen[key] {
 			seen[key] = true
 			c.Routes = append(c.Routes, route)
@@ -54,21 +55,25 @@ func staticConfig(addrs []address, routes []policyroute.Route) *ipamConfig {
 	return c
 }
 
-// inPod is the address as static IPAM can express it: without a peer, but with the network on the link. A network that
-// the address is not in needs a route of its own.
+// inPod is the address as static IPAM can express it: without a peer. A network of the peer that the address is not in
+// needs a route of its own.
 func (a address) inPod() (prefix, onLink netip.Prefix) {
+	own := netip.PrefixFrom(a.Local, a.PrefixLen)
 	if !a.Peer.IsValid() {
-		return netip.PrefixFrom(a.Local, a.PrefixLen), netip.Prefix{}
+		return own, netip.Prefix{}
 	}
 	onLink = netip.PrefixFrom(a.Peer, a.PrefixLen).Masked()
 	if onLink.Contains(a.Local) {
-		return netip.PrefixFrom(a.Local, a.PrefixLen), netip.Prefix{}
+		return own, netip.Prefix{}
 	}
 	host := a.Local.BitLen()
 	if pair := netip.PrefixFrom(a.Local, host-1); a.PrefixLen == host && pair.Masked().Contains(a.Peer) {
 		return pair, netip.Prefix{}
 	}
-	return netip.PrefixFrom(a.Local, host), onLink
+	if a.PrefixLen == host-1 {
+		own = netip.PrefixFrom(a.Local, host) // the peer is the other end, and not the pair's other address
+	}
+	return own, onLink
 }
 
 // forRoutes is what of the addresses routes are derived from.

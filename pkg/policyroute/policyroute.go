@@ -5,8 +5,8 @@
 // address reaches a wider network through the router next to the interface. It is arithmetic only: nothing is read from
 // or written to the kernel.
 //
-// The destination is the interface's own address cut to a shorter prefix. The next hop is the other end of a /31 or
-// /32 link, or the host with a given number in the interface's network otherwise:
+// The destination is the interface's own address cut to a shorter prefix. The next hop is the other end of a /31 link,
+// or the host with a given number in the address's network otherwise:
 //
 //	10.1.2.130/25, offset 1, destination /19  ->  10.1.0.0/19 via 10.1.2.129
 //	10.1.2.5/31,             destination /16  ->  10.1.0.0/16 via 10.1.2.4
@@ -20,9 +20,9 @@ import (
 
 // Config says which routes are wanted.
 type Config struct {
-	// NexthopOffset is the number of the next hop in the interface's network: 1 is the first host. It does not count
-	// for addresses of /31 and /32 links.
-	NexthopOffset uint64
+	// NexthopOffset is the number of the next hop in the address's network: 1 is the first host. Any value is allowed;
+	// an address in whose network it is no host gives no route. It does not count for addresses of /31 links.
+	NexthopOffset int64
 	// DstPrefixLen is the prefix length of the destination, 0 to 32. 0 is the default route.
 	DstPrefixLen int
 }
@@ -33,7 +33,8 @@ type Address struct {
 	Local netip.Addr
 	// Peer is the other end of a point-to-point link (IFA_ADDRESS where it differs from IFA_LOCAL), and otherwise zero.
 	Peer netip.Addr
-	// PrefixLen is the prefix length of the network that is reached on the link: Peer's if there is one, or Local's.
+	// PrefixLen is the address's prefix length, 0 to 32. With a peer it is the one that the kernel has for the peer's
+	// network (IFA_ADDRESS).
 	PrefixLen int
 }
 
@@ -42,14 +43,6 @@ func (a Address) String() string {
 		return fmt.Sprintf("%s peer %s/%d", a.Local, a.Peer, a.PrefixLen)
 	}
 	return fmt.Sprintf("%s/%d", a.Local, a.PrefixLen)
-}
-
-// OnLink is the network that is reached on the link without a router.
-func (a Address) OnLink() netip.Prefix {
-	if a.Peer.IsValid() {
-		return netip.PrefixFrom(a.Peer, a.PrefixLen).Masked()
-	}
-	return netip.PrefixFrom(a.Local, a.PrefixLen).Masked()
 }
 
 // Route is a route for traffic from one address.
@@ -92,11 +85,11 @@ func derive(cfg Config, a Address) (Route, string) {
 	if a.Peer == a.Local {
 		a.Peer = netip.Addr{}
 	}
-	onLink := a.OnLink()
+	network := netip.PrefixFrom(a.Local, a.PrefixLen).Masked()
 	switch {
 	case a.Peer.IsValid() && !a.Peer.Is4():
 		return Route{}, fmt.Sprintf("its peer %s is not an IPv4 address", a.Peer)
-	case !onLink.IsValid():
+	case !network.IsValid():
 		return Route{}, fmt.Sprintf("its prefix length %d is not within 0 to 32", a.PrefixLen)
 	case cfg.DstPrefixLen < 0 || cfg.DstPrefixLen > 32:
 		return Route{}, fmt.Sprintf("the destination's prefix length %d is not within 0 to 32", cfg.DstPrefixLen)
@@ -104,7 +97,7 @@ func derive(cfg Config, a Address) (Route, string) {
 		return Route{}, fmt.Sprintf("the destination's prefix length %d is not shorter than the interface's %d",
 			cfg.DstPrefixLen, a.PrefixLen)
 	}
-	nextHop, reason := nextHop(cfg, a, onLink)
+	nextHop, reason := nextHop(cfg, a, network)
 	if reason != "" {
 		return Route{}, reason
 	}
@@ -115,23 +108,23 @@ func derive(cfg Config, a Address) (Route, string) {
 }
 
 // nextHop returns the next hop of one IPv4 address, or why there is none.
-func nextHop(cfg Config, a Address, onLink netip.Prefix) (netip.Addr, string) {
+func nextHop(cfg Config, a Address, network netip.Prefix) (netip.Addr, string) {
 	switch {
-	case a.PrefixLen >= 31 && a.Peer.IsValid():
-		return a.Peer, ""
 	case a.PrefixLen == 32:
-		return netip.Addr{}, "a /32 without a peer has no next hop"
+		return netip.Addr{}, "the network of a /32 has no other host that could be the next hop"
+	case a.PrefixLen == 31 && a.Peer.IsValid():
+		return a.Peer, ""
 	case a.PrefixLen == 31:
 		return fromUint32(toUint32(a.Local) ^ 1), ""
 	}
 	// The first and the last number of a network are its own and its broadcast address, which the kernel refuses as
 	// next hops. In 64 bits nothing can overflow.
-	last := uint64(1)<<(32-a.PrefixLen) - 2
+	last := int64(1)<<(32-a.PrefixLen) - 2
 	if cfg.NexthopOffset < 1 || cfg.NexthopOffset > last {
 		return netip.Addr{}, fmt.Sprintf("the next hop's offset %d is not within 1 to %d, the hosts of %s",
-			cfg.NexthopOffset, last, onLink)
+			cfg.NexthopOffset, last, network)
 	}
-	return fromUint32(toUint32(onLink.Addr()) + uint32(cfg.NexthopOffset)), ""
+	return fromUint32(toUint32(network.Addr()) + uint32(cfg.NexthopOffset)), ""
 }
 
 func toUint32(addr netip.Addr) uint32 {

@@ -42,7 +42,9 @@ func TestDerive(t *testing.T) {
 		{name: "supernet, lower end of a /31", cfg: Config{0, 16}, addr: "10.1.2.4/31", want: "10.1.0.0/16 via 10.1.2.5"},
 		{name: "default route, /31", cfg: Config{0, 0}, addr: "10.1.2.5/31", want: "0.0.0.0/0 via 10.1.2.4"},
 
-		{name: "offset does not count on a /31", cfg: Config{math.MaxUint64, 16}, addr: "10.1.2.5/31", want: "10.1.0.0/16 via 10.1.2.4"},
+		{name: "offset does not count on a /31", cfg: Config{math.MaxInt64, 16}, addr: "10.1.2.5/31", want: "10.1.0.0/16 via 10.1.2.4"},
+		{name: "negative offset does not count on a /31", cfg: Config{-1, 16}, addr: "10.1.2.5/31", want: "10.1.0.0/16 via 10.1.2.4"},
+		{name: "nor beside the kernel's peer", cfg: Config{-1, 16}, addr: "10.1.2.5 peer 10.9.0.7/31", want: "10.1.0.0/16 via 10.9.0.7"},
 		{name: "kernel's peer on a /31", cfg: Config{0, 16}, addr: "10.1.2.5 peer 10.1.2.4/31", want: "10.1.0.0/16 via 10.1.2.4"},
 		{name: "kernel's peer elsewhere on a /31", cfg: Config{0, 16}, addr: "10.1.2.5 peer 10.9.0.7/31", want: "10.1.0.0/16 via 10.9.0.7"},
 		{name: "a peer that is the address itself is none", cfg: Config{0, 16}, addr: "10.1.2.5 peer 10.1.2.5/31", want: "10.1.0.0/16 via 10.1.2.4"},
@@ -51,9 +53,14 @@ func TestDerive(t *testing.T) {
 		{name: "/31, destination just shorter", cfg: Config{0, 30}, addr: "10.1.2.5/31", want: "10.1.2.4/30 via 10.1.2.4"},
 		{name: "/31, destination not shorter", cfg: Config{0, 31}, addr: "10.1.2.5/31", skip: "31 is not shorter than the interface's 31"},
 
-		{name: "/32 without a peer", cfg: Config{1, 16}, addr: "10.1.2.5/32", skip: "no next hop"},
-		{name: "/32 with a peer", cfg: Config{1, 16}, addr: "10.1.2.5 peer 10.1.2.4/32", want: "10.1.0.0/16 via 10.1.2.4"},
-		{name: "network of the peer", cfg: Config{1, 16}, addr: "10.1.2.5 peer 10.9.3.77/24", want: "10.1.0.0/16 via 10.9.3.1"},
+		{name: "/32", cfg: Config{1, 16}, addr: "10.1.2.5/32", skip: "the network of a /32 has no other host"},
+		{name: "/32, offset 0", cfg: Config{0, 16}, addr: "10.1.2.5/32", skip: "the network of a /32 has no other host"},
+		{name: "/32 with a peer", cfg: Config{1, 16}, addr: "10.1.2.5 peer 10.1.2.4/32", skip: "the network of a /32 has no other host"},
+		{name: "/32 with a peer, offset 0", cfg: Config{0, 16}, addr: "10.1.2.5 peer 10.1.2.4/32", skip: "the network of a /32 has no other host"},
+		{name: "peer outside the address's network", cfg: Config{1, 16}, addr: "10.1.2.5 peer 10.9.3.77/24", want: "10.1.0.0/16 via 10.1.2.1"},
+		{name: "peer outside the address's network, /30", cfg: Config{1, 16}, addr: "10.1.2.6 peer 10.9.3.77/30", want: "10.1.0.0/16 via 10.1.2.5"},
+		{name: "peer outside the address's network, offset out of range", cfg: Config{3, 16}, addr: "10.1.2.6 peer 10.9.3.77/30",
+			skip: "offset 3 is not within 1 to 2, the hosts of 10.1.2.4/30"},
 		{name: "peer in the address's network", cfg: Config{3, 19}, addr: "10.1.2.130 peer 10.1.2.129/25", want: "10.1.0.0/19 via 10.1.2.131"},
 
 		{name: "destination of the interface's length", cfg: Config{1, 25}, addr: "10.1.2.130/25", skip: "25 is not shorter"},
@@ -69,7 +76,10 @@ func TestDerive(t *testing.T) {
 		{name: "next network", cfg: Config{129, 19}, addr: "10.1.2.130/25", skip: "not within"},
 		{name: "offset 2^32", cfg: Config{1 << 32, 19}, addr: "10.1.2.130/25", skip: "not within"},
 		{name: "offset 2^32+1 does not wrap", cfg: Config{1<<32 + 1, 19}, addr: "10.1.2.130/25", skip: "not within"},
-		{name: "largest offset", cfg: Config{math.MaxUint64, 19}, addr: "10.1.2.130/25", skip: "not within"},
+		{name: "offset -1 is not the network before", cfg: Config{-1, 19}, addr: "10.1.2.130/25", skip: "offset -1 is not within 1 to 126"},
+		{name: "offset 1-2^32 does not wrap", cfg: Config{1 - 1<<32, 19}, addr: "10.1.2.130/25", skip: "not within"},
+		{name: "largest offset", cfg: Config{math.MaxInt64, 19}, addr: "10.1.2.130/25", skip: "not within"},
+		{name: "smallest offset", cfg: Config{math.MinInt64, 19}, addr: "10.1.2.130/25", skip: "not within"},
 		{name: "own address", cfg: Config{2, 19}, addr: "10.1.2.130/25", skip: "10.1.2.130 is the interface's own address"},
 		{name: "first of a /30", cfg: Config{1, 29}, addr: "10.1.2.6/30", want: "10.1.2.0/29 via 10.1.2.5"},
 		{name: "last of a /30", cfg: Config{2, 29}, addr: "10.1.2.5/30", want: "10.1.2.0/29 via 10.1.2.6"},
@@ -155,13 +165,18 @@ func requireSound(t *testing.T, cfg Config, a Address) {
 		require.Equal(t, r.Dst.Masked(), r.Dst)
 		require.True(t, r.Dst.Contains(a.Local), "%+v of %s: %s", cfg, a, r)
 		require.Less(t, r.Dst.Bits(), a.PrefixLen)
-		onLink := a.OnLink()
-		require.True(t, onLink.Contains(r.NextHop), "%+v of %s: %s leaves %s", cfg, a, r, onLink)
+		require.LessOrEqual(t, a.PrefixLen, 31)
+		if a.PrefixLen == 31 && a.Peer.IsValid() {
+			require.Equal(t, a.Peer, r.NextHop)
+			continue
+		}
+		network := netip.PrefixFrom(a.Local, a.PrefixLen).Masked()
+		require.True(t, network.Contains(r.NextHop), "%+v of %s: %s leaves %s", cfg, a, r, network)
 		if a.PrefixLen <= 30 {
-			require.NotEqual(t, onLink.Addr(), r.NextHop)
-			host := toUint32(r.NextHop) - toUint32(onLink.Addr())
-			require.Equal(t, cfg.NexthopOffset, uint64(host))
-			require.NotEqual(t, uint64(1)<<(32-a.PrefixLen)-1, uint64(host), "%s is the broadcast address", r.NextHop)
+			require.NotEqual(t, network.Addr(), r.NextHop)
+			host := toUint32(r.NextHop) - toUint32(network.Addr())
+			require.Equal(t, cfg.NexthopOffset, int64(host))
+			require.NotEqual(t, int64(1)<<(32-a.PrefixLen)-1, int64(host), "%s is the broadcast address", r.NextHop)
 		}
 	}
 }
@@ -169,8 +184,8 @@ func requireSound(t *testing.T, cfg Config, a Address) {
 func TestDeriveProperties(t *testing.T) {
 	for prefixLen := 0; prefixLen <= 32; prefixLen++ {
 		for dst := 0; dst <= 32; dst++ {
-			size := uint64(1) << (32 - prefixLen)
-			for _, offset := range []uint64{0, 1, 2, size - 2, size - 1, size, size + 1, 1 << 32, math.MaxUint64, rand.Uint64N(size)} {
+			size := int64(1) << (32 - prefixLen)
+			for _, offset := range []int64{math.MinInt64, -size, -1, 0, 1, 2, size - 2, size - 1, size, size + 1, 1 << 32, math.MaxInt64, rand.Int64N(size)} {
 				a := Address{Local: fromUint32(rand.Uint32()), PrefixLen: prefixLen}
 				requireSound(t, Config{offset, dst}, a)
 				a.Peer = fromUint32(rand.Uint32())
@@ -194,11 +209,11 @@ func TestDeriveBothEndsOf31(t *testing.T) {
 }
 
 func FuzzDerive(f *testing.F) {
-	f.Add(uint64(1), 19, []byte{10, 1, 2, 130}, []byte{}, 25)
-	f.Add(uint64(0), 16, []byte{10, 1, 2, 5}, []byte{10, 1, 2, 4}, 31)
-	f.Add(uint64(1<<32), 0, []byte{255, 255, 255, 255}, []byte{}, 1)
-	f.Add(uint64(1), 0, netip.MustParseAddr("2001:db8::1").AsSlice(), []byte{}, 64)
-	f.Fuzz(func(t *testing.T, offset uint64, dst int, local, peer []byte, prefixLen int) {
+	f.Add(int64(1), 19, []byte{10, 1, 2, 130}, []byte{}, 25)
+	f.Add(int64(0), 16, []byte{10, 1, 2, 5}, []byte{10, 1, 2, 4}, 31)
+	f.Add(int64(1<<32), 0, []byte{255, 255, 255, 255}, []byte{}, 1)
+	f.Add(int64(-1), 0, netip.MustParseAddr("2001:db8::1").AsSlice(), []byte{}, 64)
+	f.Fuzz(func(t *testing.T, offset int64, dst int, local, peer []byte, prefixLen int) {
 		a := Address{PrefixLen: prefixLen}
 		a.Local, _ = netip.AddrFromSlice(local)
 		a.Peer, _ = netip.AddrFromSlice(peer)
