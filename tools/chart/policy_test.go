@@ -123,7 +123,7 @@ status: {devices: %s}
 	data, err := json.Marshal(o)
 	require.NoError(t, err)
 	_, err = client.Resource(claimResource).Namespace("default").Patch(t.Context(), claim.GetName(), types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: v2alpha1.DefaultDriverName, Force: ptr.To(true), DryRun: dryRun}, "status")
+		metav1.PatchOptions{FieldManager: v2alpha1.DefaultDriverName + "/a-node", Force: ptr.To(true), DryRun: dryRun}, "status")
 	return err
 }
 
@@ -172,6 +172,12 @@ func (c *cluster) testPolicies(t *testing.T) {
 		require.NoError(t, createCiliumNode(t, agent, "worker1"))
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
 		require.NoError(t, applyDevices(t, agent, own, "[]"), "and back")
+		require.NoError(t, applyDevices(t, agent, own, ourEntry))
+		written, err := c.objects.Resource(claimResource).Namespace("default").Get(t.Context(), own.GetName(), metav1.GetOptions{})
+		require.NoError(t, err)
+		unstructured.RemoveNestedField(written.Object, "status", "devices")
+		_, err = agent.Resource(claimResource).Namespace("default").UpdateStatus(t.Context(), written, metav1.UpdateOptions{})
+		require.NoError(t, err, "and back by an update")
 		require.NoError(t, applyDevices(t, agent, free, "[]"), "nothing to take back")
 	})
 

@@ -67,6 +67,7 @@ func TestAPI(t *testing.T) {
 		{"ParametersAsWritten", (*apiServer).testParametersAsWritten},
 		{"Limits", (*apiServer).testLimits},
 		{"ClaimMadeAnew", (*apiServer).testClaimMadeAnew},
+		{"AllocationEnded", (*apiServer).testAllocationEnded},
 		{"Rights", (*apiServer).testRights},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(&apiServer{t: t, plane: s.plane, client: s.client}, t) })
@@ -331,6 +332,27 @@ func (s *apiServer) testClaimMadeAnew(t *testing.T) {
 	err = writer.Apply(t.Context(), RefOf(next), rows)
 	require.True(t, isRefused(err), "%v", err)
 	require.False(t, writer.isGone(t.Context(), RefOf(next), err))
+}
+
+// A device that could not be freed keeps its row. When the claim's allocation has ended, the API server takes no entry
+// for it, and that is no error which somebody could mend.
+func (s *apiServer) testAllocationEnded(t *testing.T) {
+	claim := s.create(newClaim("ended", with("net", "a")))
+	f := newFixture(t, "a")
+	writer := NewWriter(WriterParams{Logger: f.Logger, DB: f.db, Allocations: f.allocations, Client: NewClaimClient(s.client.ResourceV1()),
+		DriverName: testDriver, NodeName: testNode, BootID: testBoot})
+	f.Preparer.Status = writer
+	_, err := f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+
+	ended := s.get("ended")
+	ended.Status = resourceapi.ResourceClaimStatus{}
+	_, err = s.client.ResourceV1().ResourceClaims("default").UpdateStatus(t.Context(), ended, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	f.insert(f.row("a").With(func(r *tables.DRAAllocation) { r.Error = "free device a: busy" }))
+	require.True(t, isRefused(writer.Apply(t.Context(), RefOf(claim), f.rows())), "the server takes no entry")
+	require.NoError(t, writer.reconcile(t.Context(), RefOf(claim)))
+	require.Empty(t, s.get("ended").Status.Devices)
 }
 
 // What the driver's account needs, and what it is told if that is missing.

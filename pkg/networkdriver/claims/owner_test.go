@@ -85,8 +85,8 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 	net := func(node string) resourceapi.DeviceRequestAllocationResult {
 		return resourceapi.DeviceRequestAllocationResult{Request: "net", Driver: testDriver, Pool: node + "/pool", Device: "a"}
 	}
-	// make creates a claim with an entry of another driver, and devices of ours on the nodes.
-	make := func(t *testing.T, name string, nodes ...string) (Ref, resourceapi.ResourceClaimStatus) {
+	// create makes a claim with an entry of another driver, and devices of ours on the nodes.
+	create := func(t *testing.T, name string, nodes ...string) (Ref, resourceapi.ResourceClaimStatus) {
 		t.Helper()
 		claim := newClaim(prefix+name, withResult(gpu), fromClaim(parameters, "net"), func(c *resourceapi.ResourceClaim) {
 			for _, request := range []string{"net", "gpu"} {
@@ -127,7 +127,7 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 	net0, net1 := &types.Attachment{IfName: "net0"}, &types.Attachment{IfName: "net1"}
 
 	t.Run("two nodes", func(t *testing.T) {
-		claim, _ := make(t, "two", testNode, otherNode)
+		claim, _ := create(t, "two", testNode, otherNode)
 		one, two := writer(testNode), writer(otherNode)
 		require.NoError(t, one.Apply(t.Context(), claim, rows(claim, net0)))
 		require.NoError(t, two.Apply(t.Context(), claim, rows(claim, net1)))
@@ -142,7 +142,7 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 
 	// A named claim moves to another node under its UID; what the former one is late with must not touch it.
 	t.Run("moved", func(t *testing.T) {
-		claim, status := make(t, "moved", testNode)
+		claim, status := create(t, "moved", testNode)
 		former, next := writer(testNode), writer(otherNode)
 		require.NoError(t, former.Apply(t.Context(), claim, rows(claim, net0)))
 		setStatus(t, claim.Name, resourceapi.ResourceClaimStatus{}, "scheduler")
@@ -159,7 +159,7 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 
 	// Former versions wrote as the driver's field manager, whatever the node.
 	t.Run("former version", func(t *testing.T) {
-		claim, _ := make(t, "former", testNode, otherNode)
+		claim, _ := create(t, "former", testNode, otherNode)
 		asFormer := func(config []deviceStatus) {
 			t.Helper()
 			apply := applyConfigOf(claim, testDriver, config, transitionsOf(config, nil, get(t, claim.Name).CreationTimestamp.Time))
@@ -188,8 +188,15 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 		require.NoError(t, one.Apply(t.Context(), claim, nil))
 		require.Equal(t, []string{"node-1/gpus/gpu-0", "node-2/pool/a net1"}, entries(t, claim))
 
-		// So is what only the former version has written.
-		claim, _ = make(t, "former-only", testNode)
+		// After a downgrade the record is there, whoever takes it over.
+		require.NoError(t, one.Apply(t.Context(), claim, rows(claim, net0)))
+		asFormer(attached)
+		require.Contains(t, entries(t, claim), "node-1/pool/a net0")
+		require.NoError(t, one.Apply(t.Context(), claim, nil))
+		require.NotContains(t, entries(t, claim), "node-1/pool/a net0")
+
+		// What only the former version has written is taken back.
+		claim, _ = create(t, "former-only", testNode)
 		attached, err = statusesOf(rows(claim, net0), testNode, testBoot)
 		require.NoError(t, err)
 		asFormer(attached)

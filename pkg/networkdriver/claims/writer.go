@@ -285,7 +285,7 @@ func (w *Writer) owner() Owner { return Owner{Driver: w.DriverName, Node: w.Node
 // write applies the statuses; the caller holds the claim's lock.
 func (w *Writer) write(ctx context.Context, claim Ref, k *written, statuses []deviceStatus) error {
 	since := transitionsOf(statuses, k.since, time.Now())
-	k.known = false // what the server has after a failure is anybody's guess
+	k.known = false // after a failure it is not known what the server has
 	if err := w.Client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.owner()); err != nil {
 		return w.explain(err)
 	}
