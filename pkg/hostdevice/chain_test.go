@@ -173,11 +173,11 @@ func TestChain(t *testing.T) {
 func TestKernelHasARouteOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.host.address(nic, "10.1.2.130/25", "10.1.2.131/25")
+	b.host.address(nicName, "10.1.2.130/25", "10.1.2.131/25")
 	_, dst, err := net.ParseCIDR("10.1.0.0/19")
 	require.NoError(t, err)
-	b.host.up(nic)
-	route := &netlink.Route{Dst: dst, Gw: net.IPv4(10, 1, 2, 129), LinkIndex: b.host.mustLink(nic).Attrs().Index}
+	b.host.up(nicName)
+	route := &netlink.Route{Dst: dst, Gw: net.IPv4(10, 1, 2, 129), LinkIndex: b.host.mustLink(nicName).Attrs().Index}
 	require.NoError(t, b.host.RouteAddEcmp(route))
 	require.ErrorIs(t, b.host.RouteAddEcmp(route), unix.EEXIST)
 }
