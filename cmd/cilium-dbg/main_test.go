@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // device is a device of a name and no more.
@@ -36,8 +37,8 @@ func (d device) IfName() string                                                 
 func (d device) KernelIfName() string                                                 { return "k-" + string(d) }
 func (d device) Attrs() (a map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) { return a }
 func (d device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool                 { return true }
-func (d device) Link() types.LinkID                                                   { return types.LinkID{} }
-func (d device) HostState() types.LinkState                                           { return types.LinkState{} }
+func (d device) Link() nic.Identity                                                   { return nic.Identity{} }
+func (d device) HostState() nic.State                                                 { return nic.State{} }
 func (d device) Validate(types.DeviceConfig) error                                    { return nil }
 func (d device) Setup(context.Context, types.DeviceConfig) (types.Device, error)      { return d, nil }
 func (d device) Free(context.Context, types.DeviceConfig) error                       { return nil }

@@ -160,17 +160,14 @@ func onlyOne(links []netlink.Link) (choice, error) {
 
 // mainRoutes is the kernel's view with the default routes of the main table only: a fabric's NIC has a default route of
 // its own in a policy table often enough, and the node does not depend on that one.
-type mainRoutes struct {
-	hostnet.Kernel
-	host *nic.Place
-}
+type mainRoutes struct{ hostnet.Kernel }
 
 // DefaultRouteLinks implements [hostnet.Source].
 func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 	var indexes []int
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		// Without a table in the filter, the routes are the main one's.
-		routes, err := m.host.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+		routes, err := m.Conn.Routes(family, &netlink.Route{}, netlink.RT_FILTER_DST)
 		if err != nil {
 			return nil, err
 		}
@@ -186,7 +183,7 @@ func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 
 // refuseNodeNetwork says why a NIC must not leave the host: the node's own traffic needs it.
 func refuseNodeNetwork(host *nic.Place, link netlink.Link) error {
-	view, err := hostnet.Scan(mainRoutes{host: host}, nil)
+	view, err := hostnet.Scan(mainRoutes{hostnet.Kernel{Conn: host.Conn}}, nil)
 	if err != nil {
 		return fmt.Errorf("see whether the node itself needs NIC %s: %w", link.Attrs().Name, err)
 	}

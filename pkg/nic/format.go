@@ -25,7 +25,7 @@ const (
 // confuses, and no %, which the kernel takes for a pattern.
 func ValidateName(name string) error { return validateName(name, MaxNameLen) }
 
-// ValidateAltName checks an alternative name, which may be longer.
+// ValidateAltName checks an alternative name, which may be longer, and in which % is no pattern.
 func ValidateAltName(name string) error { return validateName(name, MaxAltNameLen) }
 
 func validateName(name string, maxLen int) error {
@@ -41,7 +41,7 @@ func validateName(name string, maxLen int) error {
 	}
 	for _, r := range name {
 		// RuneError is what is left of bytes that were no UTF-8 in a JSON string.
-		if r == '/' || r == ':' || r == '%' || r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {
+		if r == '/' || r == ':' || r == '%' && maxLen == MaxNameLen || r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {
 			return fmt.Errorf("%q contains %q, which an interface name must not", name, r)
 		}
 	}

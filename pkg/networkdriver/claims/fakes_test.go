@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
@@ -120,13 +121,13 @@ func (d *fakeDevice) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAtt
 	return nil
 }
 func (d *fakeDevice) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool { return true }
-func (d *fakeDevice) Link() types.LinkID {
+func (d *fakeDevice) Link() nic.Identity {
 	if d.NoLink {
-		return types.LinkID{}
+		return nic.Identity{}
 	}
-	return types.LinkID{PCIAddr: d.Name}
+	return nic.PCI(d.Name)
 }
-func (d *fakeDevice) HostState() types.LinkState      { return types.LinkState{Name: d.Kernel} }
+func (d *fakeDevice) HostState() nic.State            { return nic.State{Name: d.Kernel} }
 func (d *fakeDevice) Merge(types.Device) types.Device { return d }
 
 // Validate refuses VLANs on devices whose name begins with dummy.

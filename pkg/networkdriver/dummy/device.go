@@ -20,6 +20,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
@@ -42,19 +43,19 @@ func validName(name string) bool {
 type device struct {
 	links links
 	name  string
-	made  *made // nil before Setup
+	// index is that of the link of a prepared device, 0 for any other.
+	index int
+	// mtu and mac are those of the link that was made, mac is empty before.
+	mtu int
+	mac string
 }
 
-// made is the link of a prepared device.
-type made struct {
+// record is the form in claims' statuses. Agents of an earlier version refuse fields that they do not know.
+type record struct {
+	Name    string `json:"name"`
 	IfIndex int    `json:"ifIndex"`
 	MTU     int    `json:"mtu"`
 	MAC     string `json:"mac"`
-}
-
-type record struct {
-	Name string `json:"name"`
-	*made
 }
 
 var _ types.Device = (*device)(nil)
@@ -70,11 +71,10 @@ func (d *device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 	attrs := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"ifName":       {StringValue: ptr.To(d.name)},
 		"kernelIfName": {StringValue: ptr.To(d.name)},
-		"mtu":          {IntValue: ptr.To[int64](defaultMTU)},
+		"mtu":          {IntValue: ptr.To(int64(d.mtu))},
 	}
-	if d.made != nil {
-		attrs["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.made.MTU))}
-		attrs["mac"] = resourceapi.DeviceAttribute{StringValue: ptr.To(d.made.MAC)}
+	if d.mac != "" {
+		attrs["mac"] = resourceapi.DeviceAttribute{StringValue: ptr.To(d.mac)}
 	}
 	return attrs
 }
@@ -92,20 +92,16 @@ func (d *device) Match(f *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
 }
 
 // Link implements [types.Device]. The alias is known before Setup, the index is not.
-func (d *device) Link() types.LinkID {
-	id := types.LinkID{Kind: linkKind, Alias: aliasOf(d.name)}
-	if d.made != nil {
-		id.IfIndex = d.made.IfIndex
-	}
-	return id
+func (d *device) Link() nic.Identity {
+	return nic.Identity{Kind: linkKind, Alias: aliasOf(d.name), Index: d.index}
 }
 
-// HostState implements [types.Device].
-func (d *device) HostState() types.LinkState {
-	if d.made == nil {
-		return types.LinkState{}
+// HostState implements [types.Device]. The kernel makes dummy links without ARP (dummy_setup in drivers/net/dummy.c).
+func (d *device) HostState() nic.State {
+	if d.index == 0 {
+		return nic.State{}
 	}
-	return types.LinkState{Name: d.name, MTU: d.made.MTU, MAC: d.made.MAC}
+	return nic.State{Name: d.name, MTU: d.mtu, MAC: d.mac, NoARP: true}
 }
 
 // Validate implements [types.Device].
@@ -126,18 +122,14 @@ func (d *device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Devic
 	if err := d.Validate(cfg); err != nil {
 		return nil, err
 	}
-	keep := 0
-	if d.made != nil {
-		keep = d.made.IfIndex
-	}
-	l, err := d.links.create(d.name, keep)
+	made, err := d.links.create(d.name, d.index)
 	if err != nil {
 		return nil, err
 	}
-	if l.index == keep {
+	if made.index == d.index {
 		return d, nil
 	}
-	return &device{links: d.links, name: d.name, made: &made{IfIndex: l.index, MTU: l.mtu, MAC: l.mac}}, nil
+	return &device{links: d.links, name: d.name, index: made.index, mtu: made.mtu, mac: made.mac}, nil
 }
 
 // Free implements [types.Device].
@@ -148,17 +140,23 @@ func (d *device) Free(ctx context.Context, _ types.DeviceConfig) error {
 	return d.links.delete(d.name)
 }
 
-// Merge implements [types.Device]. Discovery knows all there is to publish about a dummy link, in a pod or not.
-func (d *device) Merge(types.Device) types.Device { return d }
+// Merge implements [types.Device]. Discovery does not look for the links that were made, which most often are in pods.
+func (d *device) Merge(prepared types.Device) types.Device {
+	p, ok := prepared.(*device)
+	if !ok || p.name != d.name {
+		return d
+	}
+	return &device{links: d.links, name: d.name, mtu: p.mtu, mac: p.mac}
+}
 
 // MarshalJSON implements [json.Marshaler].
 func (d *device) MarshalJSON() ([]byte, error) {
-	return json.Marshal(record{Name: d.name, made: d.made})
+	return json.Marshal(record{Name: d.name, IfIndex: d.index, MTU: d.mtu, MAC: d.mac})
 }
 
 // restore decodes what MarshalJSON wrote of a prepared device. Whoever may write a claim's status may have written it.
 func restore(links links, data []byte) (types.Device, error) {
-	r := record{made: &made{}}
+	var r record
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&r); err != nil {
@@ -178,5 +176,5 @@ func restore(links links, data []byte) (types.Device, error) {
 	case err != nil || len(mac) != 6 || mac.String() != r.MAC:
 		return nil, fmt.Errorf("dummy device %s: mac %.64q is not an Ethernet address in lower case colon notation", r.Name, r.MAC)
 	}
-	return &device{links: links, name: r.Name, made: r.made}, nil
+	return &device{links: links, name: r.Name, index: r.IfIndex, mtu: r.MTU, mac: r.MAC}, nil
 }

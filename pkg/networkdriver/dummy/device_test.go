@@ -25,10 +25,20 @@ type scripted struct {
 	events  chan struct{}
 }
 
-func (s *scripted) list() ([]link, error)                            { return s.present, s.err }
-func (s *scripted) create(string, int) (link, error)                 { return link{}, errors.ErrUnsupported }
-func (s *scripted) delete(string) error                              { return errors.ErrUnsupported }
-func (s *scripted) changes(context.Context) (<-chan struct{}, error) { return s.events, nil }
+func (s *scripted) list() ([]link, error)            { return s.present, s.err }
+func (s *scripted) create(string, int) (link, error) { return link{}, errors.ErrUnsupported }
+func (s *scripted) delete(string) error              { return errors.ErrUnsupported }
+
+func (s *scripted) watch(ctx context.Context, notify func()) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.events:
+			notify()
+		}
+	}
+}
 
 func newManager(cfg *v2alpha1.DummyDeviceManagerConfig, links links) *Manager {
 	m := New(slog.New(slog.DiscardHandler), cfg)
@@ -89,7 +99,7 @@ func TestPublishedOnChangeOnly(t *testing.T) {
 		}
 	}
 	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
+	require.NoError(t, <-ended)
 	require.Empty(t, published)
 }
 
@@ -130,21 +140,27 @@ func TestValidate(t *testing.T) {
 }
 
 func TestAttributes(t *testing.T) {
-	fresh := &device{name: "dummy1"}
+	fresh := &device{name: "dummy1", mtu: defaultMTU}
 	attrs := fresh.Attrs()
 	require.Len(t, attrs, 3)
 	require.Equal(t, "dummy1", *attrs["ifName"].StringValue)
 	require.Equal(t, "dummy1", *attrs["kernelIfName"].StringValue)
 	require.EqualValues(t, 1500, *attrs["mtu"].IntValue)
 
-	prepared := &device{name: "dummy1", made: &made{IfIndex: 7, MTU: 1500, MAC: "02:00:00:00:00:01"}}
+	prepared := &device{name: "dummy1", index: 7, mtu: 1500, mac: "02:00:00:00:00:01"}
 	require.Equal(t, "02:00:00:00:00:01", *prepared.Attrs()["mac"].StringValue)
-	require.Equal(t, fresh, fresh.Merge(prepared), "what is published does not change while the link is in a pod")
+
+	merged := fresh.Merge(prepared)
+	require.Equal(t, prepared.Attrs(), merged.Attrs(), "a prepared device is published with what its link was made with")
+	require.Zero(t, merged.HostState(), "the row of the inventory is not prepared")
+	require.Equal(t, fresh.Link(), merged.Link())
+	other := &device{name: "dummy2", mtu: defaultMTU}
+	require.Same(t, other, other.Merge(prepared), "another device's state is not taken")
 }
 
 func TestRestore(t *testing.T) {
 	m := newManager(nil, &scripted{})
-	dev := &device{links: m.links, name: "dummy1", made: &made{IfIndex: 7, MTU: 1500, MAC: "02:00:00:00:00:01"}}
+	dev := &device{links: m.links, name: "dummy1", index: 7, mtu: 1500, mac: "02:00:00:00:00:01"}
 	raw, err := json.Marshal(dev)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"name":"dummy1","ifIndex":7,"mtu":1500,"mac":"02:00:00:00:00:01"}`, string(raw))
@@ -189,7 +205,7 @@ func FuzzRestoreDevice(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !validName(dev.IfName()) || dev.Link().IfIndex <= 0 || dev.HostState().MTU <= 0 {
+		if !validName(dev.IfName()) || dev.Link().Index <= 0 || dev.HostState().MTU <= 0 {
 			t.Errorf("%q restores %+v", data, dev)
 		}
 		raw, err := json.Marshal(dev)

@@ -11,21 +11,15 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"time"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 const (
 	// MaxCount is the highest number of dummy links.
 	MaxCount = 1024
-
-	// rescanInterval is how often names are checked beside the kernel's events, which do not tell of a name that a
-	// rename set free.
-	rescanInterval = 10 * time.Second
-	// settleTime is how long events are collected.
-	settleTime = 200 * time.Millisecond
 
 	foreignReason = "a link of that name exists on the host and was not made by this driver"
 )
@@ -42,7 +36,7 @@ var _ types.DeviceManager = (*Manager)(nil)
 // New returns a manager of the configured number of dummy links in the network namespace of this process. A nil
 // configuration offers none; devices can be restored all the same.
 func New(log *slog.Logger, cfg *v2alpha1.DummyDeviceManagerConfig) *Manager {
-	m := &Manager{log: log, links: kernelLinks{kind: linkKind}}
+	m := &Manager{log: log, links: kernelLinks{log: log, kind: linkKind}}
 	if cfg != nil && cfg.Enabled {
 		m.count = int(cfg.Count)
 	}
@@ -54,48 +48,19 @@ func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTyp
 
 // Run implements [types.DeviceManager]. Names that another link of the host has are left out as long as it has them.
 func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
-	changed, err := m.links.changes(ctx)
-	if err != nil {
-		return err
-	}
-	var last types.Snapshot
-	for published := false; ; {
+	var last *types.Snapshot
+	return rescan.Run(ctx, m.log, m.links.watch, func() error {
 		switch snapshot, err := m.scan(); {
-		case err != nil && !published:
+		case err != nil && last == nil:
 			return fmt.Errorf("find out which names are free: %w", err)
 		case err != nil:
 			m.log.Warn("Names of dummy links could not be checked, the last inventory stays", "error", err)
-		case !published || !reflect.DeepEqual(snapshot, last):
+		case last == nil || !reflect.DeepEqual(snapshot, *last):
 			publish(snapshot)
-			published, last = true, snapshot
+			last = &snapshot
 		}
-		if changed, err = m.wait(ctx, changed); err != nil {
-			return err
-		}
-	}
-}
-
-// wait returns when it is time for the next scan, or the context's error when that has ended.
-func (m *Manager) wait(ctx context.Context, changed <-chan struct{}) (<-chan struct{}, error) {
-	rescan := time.NewTimer(rescanInterval)
-	defer rescan.Stop()
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-rescan.C:
-		return changed, nil
-	case _, open := <-changed:
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(settleTime):
-		}
-		if open {
-			return changed, nil
-		}
-		m.log.Warn("Kernel sent more link changes than were read, subscribing again")
-		return m.links.changes(ctx)
-	}
+		return nil
+	})
 }
 
 func (m *Manager) scan() (types.Snapshot, error) {
@@ -125,7 +90,7 @@ func (m *Manager) scan() (types.Snapshot, error) {
 			s.Skipped = append(s.Skipped, types.Skipped{Device: name, Reason: foreignReason})
 			continue
 		}
-		s.Devices = append(s.Devices, &device{links: m.links, name: name})
+		s.Devices = append(s.Devices, &device{links: m.links, name: name, mtu: defaultMTU})
 	}
 	return s, nil
 }

@@ -15,38 +15,20 @@ import (
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
-// Kernel is the [Source] that reads the network namespace of the calling thread through rtnetlink.
-type Kernel struct{}
+// Kernel is the [Source] that reads the network namespace of a connection.
+type Kernel struct{ *rtlink.Conn }
 
-// extFilterSkipStats is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
-const extFilterSkipStats = 1 << 3
-
-// dumpAttempts is how often a dump is tried that the kernel reports as inconsistent, because something changed while
-// it ran.
-const dumpAttempts = 5
-
-// Links implements [Source]. It does not ask for the VFs of physical functions, which takes long on large cards and
-// can exceed the size of a netlink message.
-func (Kernel) Links() ([]Link, error) {
-	var links []Link
-	err := dump(func() error {
-		links = nil
-		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(extFilterSkipStats)))
-		var parseErr error
-		err := req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWLINK, func(msg []byte) bool {
-			link, err := netlink.LinkDeserialize(nil, msg)
-			if err != nil {
-				parseErr = err
-				return false
-			}
-			links = append(links, linkOf(link))
-			return true
-		})
-		return errors.Join(err, parseErr)
-	})
-	return links, err
+// Links implements [Source].
+func (k Kernel) Links() ([]Link, error) {
+	found, err := k.List()
+	if err != nil {
+		return nil, err
+	}
+	links := make([]Link, len(found))
+	for i, link := range found {
+		links[i] = linkOf(link)
+	}
+	return links, nil
 }
 
 func linkOf(link netlink.Link) Link {
@@ -65,28 +47,12 @@ func linkOf(link netlink.Link) Link {
 }
 
 // DefaultRouteLinks implements [Source].
-func (Kernel) DefaultRouteLinks() ([]int, error) {
+func (k Kernel) DefaultRouteLinks() ([]int, error) {
 	var indexes []int
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		var found []int
-		err := dump(func() error {
-			found = nil
-			req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-			rtmsg := nl.NewRtMsg()
-			rtmsg.Family = uint8(family)
-			req.AddData(rtmsg)
-			var parseErr error
-			err := req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(msg []byte) bool {
-				oifs, err := defaultRouteLinks(msg)
-				if err != nil {
-					parseErr = err
-					return false
-				}
-				found = append(found, oifs...)
-				return true
-			})
-			return errors.Join(err, parseErr)
-		})
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		header := nl.NewRtMsg()
+		header.Family = family
+		found, err := rtlink.Dump(k.Conn, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, defaultRouteLinks, header)
 		// A kernel without IPv6 refuses the family.
 		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
 			return nil, err
@@ -133,30 +99,19 @@ func defaultRouteLinks(msg []byte) ([]int, error) {
 }
 
 // Addresses implements [Source].
-func (Kernel) Addresses() ([]Address, error) {
+func (k Kernel) Addresses() ([]Address, error) {
+	found, err := k.Addrs(0)
+	if err != nil {
+		return nil, err
+	}
 	var addrs []Address
-	err := dump(func() error {
-		addrs = nil
-		list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		for _, a := range list {
-			if a.IPNet == nil {
-				continue
-			}
-			if ip, ok := netip.AddrFromSlice(a.IP); ok {
-				addrs = append(addrs, Address{Index: a.LinkIndex, Addr: ip.Unmap()})
-			}
+	for _, a := range found {
+		if a.IPNet == nil {
+			continue
 		}
-		return err
-	})
-	return addrs, err
-}
-
-func dump(once func() error) error {
-	var err error
-	for range dumpAttempts {
-		if err = once(); !errors.Is(err, nl.ErrDumpInterrupted) {
-			return err
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			addrs = append(addrs, Address{Index: a.LinkIndex, Addr: ip.Unmap()})
 		}
 	}
-	return err
+	return addrs, nil
 }

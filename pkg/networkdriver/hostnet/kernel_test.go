@@ -4,6 +4,7 @@
 package hostnet
 
 import (
+	"log/slog"
 	"net"
 	"net/netip"
 	"runtime"
@@ -14,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
 // inNewNetNS runs the rest of the test in a network namespace of its own.
@@ -51,8 +53,11 @@ func addAddr(t *testing.T, index int, cidr string) {
 
 func TestKernel(t *testing.T) {
 	inNewNetNS(t)
+	conn, err := rtlink.DialPath(slog.New(slog.DiscardHandler), "")
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
 	reason := func(index int) string {
-		view, err := Scan(Kernel{}, []netip.Addr{netip.MustParseAddr("192.0.2.77")})
+		view, err := Scan(Kernel{conn}, []netip.Addr{netip.MustParseAddr("192.0.2.77")})
 		require.NoError(t, err)
 		return view.Reason(index)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory/inventorytest"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -217,7 +218,7 @@ func TestMerge(t *testing.T) {
 // linked is a device with a link.
 type linked struct{ *inventorytest.Device }
 
-func (l linked) Link() types.LinkID { return types.LinkID{PCIAddr: "0000:03:00.1"} }
+func (l linked) Link() nic.Identity { return nic.PCI("0000:03:00.1") }
 
 func (l linked) Merge(prepared types.Device) types.Device {
 	return linked{l.Device.Merge(prepared).(*inventorytest.Device)}

@@ -123,7 +123,7 @@ func (h *Hooks) attach(ctx context.Context, o *outcome, sandboxID, netns string)
 // recover gets a link back that is neither on the host nor in the sandbox, as happens when the pod's former sandbox
 // went away unnoticed. A PCI device's link is somewhere and is fetched; a virtual one ended and is made anew.
 func (h *Hooks) recover(ctx context.Context, o *outcome) error {
-	if o.dev().Link().PCIAddr != "" {
+	if o.dev().Link().Physical() {
 		if err := h.linker.Detach(ctx, "", o.dev()); err != nil {
 			return fmt.Errorf("fetch the link, which is not on the host: %w", err)
 		}

@@ -23,20 +23,21 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // fakeDevice is a device that only knows its identity. Setup gives it a new link, as it does for a virtual one.
 type fakeDevice struct {
 	Name   string
-	ID     types.LinkID
+	ID     nic.Identity
 	kernel *fakeLinker
 }
 
 func (d fakeDevice) MarshalJSON() ([]byte, error) { return json.Marshal(d.Name) }
 func (d fakeDevice) IfName() string               { return d.Name }
 func (d fakeDevice) KernelIfName() string         { return d.Name }
-func (d fakeDevice) Link() types.LinkID           { return d.ID }
-func (d fakeDevice) HostState() types.LinkState   { return types.LinkState{Name: d.Name} }
+func (d fakeDevice) Link() nic.Identity           { return d.ID }
+func (d fakeDevice) HostState() nic.State         { return nic.State{Name: d.Name} }
 func (d fakeDevice) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	return nil
 }
@@ -47,7 +48,7 @@ func (d fakeDevice) Merge(types.Device) types.Device                      { retu
 func (d fakeDevice) Setup(context.Context, types.DeviceConfig) (types.Device, error) {
 	d.kernel.mu.Lock()
 	defer d.kernel.mu.Unlock()
-	d.ID.IfIndex += 100
+	d.ID.Index += 100
 	d.kernel.place[d.ID] = ""
 	return d, nil
 }
@@ -62,7 +63,7 @@ func (d fakeDevice) Free(context.Context, types.DeviceConfig) error {
 // fakeLinker is a kernel with one link per device, each in one namespace; the host's is the empty path.
 type fakeLinker struct {
 	mu        sync.Mutex // guards all
-	place     map[types.LinkID]string
+	place     map[nic.Identity]string
 	calls     []string
 	attachErr map[string]error
 	detachErr map[string]error
@@ -70,7 +71,7 @@ type fakeLinker struct {
 	entered   chan struct{}
 }
 
-func (l *fakeLinker) where(id types.LinkID) (string, bool) {
+func (l *fakeLinker) where(id nic.Identity) (string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ns, ok := l.place[id]
@@ -137,7 +138,7 @@ func newFixture(tb testing.TB) *fixture {
 	db := statedb.New()
 	table, err := tables.NewAllocationTable(db)
 	require.NoError(tb, err)
-	linker := &fakeLinker{place: map[types.LinkID]string{}, attachErr: map[string]error{}, detachErr: map[string]error{}}
+	linker := &fakeLinker{place: map[nic.Identity]string{}, attachErr: map[string]error{}, detachErr: map[string]error{}}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)
 	hooks, err := NewHooks(db, table, linker, metrics, slog.New(slog.DiscardHandler))
@@ -150,7 +151,7 @@ func newFixture(tb testing.TB) *fixture {
 func (f *fixture) prepare(pod kubetypes.UID, name string, index int) fakeDevice {
 	dev := fakeDevice{Name: name, kernel: f.linker}
 	if index >= 0 {
-		dev.ID = types.LinkID{Kind: "dummy", IfIndex: index}
+		dev.ID = nic.Identity{Kind: "dummy", Index: index}
 		f.linker.mu.Lock()
 		f.linker.place[dev.ID] = ""
 		f.linker.mu.Unlock()

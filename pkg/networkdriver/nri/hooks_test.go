@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -177,7 +177,7 @@ func TestVirtualLinkIsMadeAnew(t *testing.T) {
 	fresh, netns := newSandbox(t, "pod", "new")
 	require.NoError(t, f.hooks.RunPodSandbox(t.Context(), fresh))
 	now := f.row("a").PreparedDevice
-	require.Equal(t, 101, now.Link().IfIndex)
+	require.Equal(t, 101, now.Link().Index)
 	f.at(now, netns, "new")
 
 	delete(f.linker.place, now.Link())
@@ -189,7 +189,7 @@ func TestVirtualLinkIsMadeAnew(t *testing.T) {
 func TestPCILinkIsFetched(t *testing.T) {
 	f := newFixture(t)
 	vf := f.prepare("pod", "vf", 1)
-	vf.ID = types.LinkID{PCIAddr: "0000:03:00.1"}
+	vf.ID = nic.PCI("0000:03:00.1")
 	f.linker.place[vf.ID] = "somewhere"
 	row := f.row("vf").With(func(a *tables.DRAAllocation) { a.PreparedDevice = vf })
 	f.write(func(txn statedb.WriteTxn) {

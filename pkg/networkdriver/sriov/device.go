@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // Device is one SR-IOV virtual function. It is immutable, and its JSON form is what a claim's record keeps.
@@ -44,12 +45,18 @@ type Device struct {
 	Original *Original `json:"original,omitempty"`
 
 	manager *Manager
+	// strayed is true for a prepared device that had no interface at Setup, says its record, and has one now that is not
+	// on the host.
+	strayed bool
 }
 
 // Original is what Setup found, and so what the device goes back to.
 type Original struct {
-	// Link is the VF's own interface. It is zero for a VF without one.
-	Link types.LinkState `json:"link"`
+	// Link is the VF's own interface. It is zero for a VF without one. Records of older agents have no more than names,
+	// mtu, mac and up.
+	Link nic.State `json:"link"`
+	// PermMAC is the permanent address of the interface where the VF has several, else empty.
+	PermMAC string `json:"permanentMAC,omitempty"`
 	// VF is what the PF had on record for the VF.
 	VF VFSettings `json:"vf"`
 }
@@ -116,24 +123,30 @@ func (d *Device) Match(f *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
 		match(f.Drivers, d.Driver)
 }
 
-// Link implements [types.Device].
-func (d *Device) Link() types.LinkID {
-	if isUserspaceDriver(d.Driver) {
-		return types.LinkID{}
+// Link implements [types.Device]. A prepared VF has the interface that it had at Setup, whatever driver is bound to it by
+// now: who rebinds it must not keep a pod's interface from coming home.
+func (d *Device) Link() nic.Identity {
+	if !d.hasLink() {
+		return nic.Identity{}
 	}
-	return types.LinkID{PCIAddr: d.Addr}
+	id := nic.PCI(d.Addr)
+	if d.Original != nil {
+		id.PermMAC = d.Original.PermMAC
+	}
+	return id
 }
 
-// isUserspaceDriver is true for a driver that hands the device to a process instead of making an interface. The
-// vendors' variants of vfio-pci have vfio in their names (drivers/vfio/pci).
-func isUserspaceDriver(driver string) bool {
-	return strings.Contains(driver, "vfio") || driver == "uio_pci_generic" || driver == "igb_uio"
+func (d *Device) hasLink() bool {
+	if d.Original != nil {
+		return d.Original.Link.Name != "" || d.strayed
+	}
+	return !nic.IsUserspaceDriver(d.Driver)
 }
 
 // HostState implements [types.Device].
-func (d *Device) HostState() types.LinkState {
+func (d *Device) HostState() nic.State {
 	if d.Original == nil {
-		return types.LinkState{}
+		return nic.State{}
 	}
 	state := d.Original.Link
 	state.AltNames = slices.Clone(state.AltNames)
@@ -148,7 +161,7 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if cfg.PodIfName == "" {
 		return nil
 	}
-	if d.Link().IsZero() {
+	if !d.hasLink() {
 		return fmt.Errorf("podIfName: %s has no interface to name, it is bound to the driver %s", d.IfName(), d.Driver)
 	}
 	if err := types.ValidatePodIfName(cfg.PodIfName); err != nil {
@@ -182,7 +195,7 @@ func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 }
 
 // Merge implements [types.Device]. All that is published of a prepared device stays as it was when it was allotted,
-// not just what cannot be seen: whoever chose it by an attribute keeps what he chose.
+// not just what cannot be seen: a claim keeps what it was allotted for.
 func (d *Device) Merge(prepared types.Device) types.Device {
 	p, ok := prepared.(*Device)
 	if !ok || p.Addr != d.Addr {

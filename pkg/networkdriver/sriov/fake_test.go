@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // tree is a sysfs of files and links in a temporary directory, laid out as the kernel lays it out.
@@ -110,7 +111,7 @@ func (t *tree) bind(addr, driver string) {
 // netdev adds an interface to sysfs and to the kernel.
 func (t *tree) netdev(addr, name string) int {
 	t.index++
-	l := link{index: t.index, parent: addr, LinkState: types.LinkState{
+	l := link{index: t.index, parent: addr, State: nic.State{
 		Name: name, MTU: 1500, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", t.index>>8, t.index&0xff), AltNames: []string{"alt" + name},
 	}}
 	t.kernel.set(l)
@@ -265,8 +266,13 @@ func (k *fakeKernel) SetVFMAC(pfIndex, vf int, mac string) error {
 	return nil
 }
 
+func (k *fakeKernel) HostNetwork(nodeIPs []netip.Addr) (*hostnet.View, error) {
+	return hostnet.Scan(k, nodeIPs)
+}
+
 // WatchLinks takes a nil from events for a link event, and an error for the end of the subscription.
 func (k *fakeKernel) WatchLinks(ctx context.Context, notify func()) error {
+	notify()
 	for {
 		select {
 		case <-ctx.Done():

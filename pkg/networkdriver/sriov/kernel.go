@@ -4,18 +4,21 @@
 package sriov
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -41,12 +44,15 @@ type link struct {
 	index int
 	// parent is the bus address of the device that the interface belongs to (IFLA_PARENT_DEV_NAME).
 	parent string
-	types.LinkState
+	// permMAC is the permanent address of one of several interfaces of a VF, else empty.
+	permMAC string
+	nic.State
 }
 
 // kernel is what the manager needs of rtnetlink in the host's network namespace.
 type kernel interface {
-	hostnet.Source
+	// HostNetwork reads the node's own network.
+	HostNetwork(nodeIPs []netip.Addr) (*hostnet.View, error)
 	// Link reads one interface.
 	Link(index int) (link, error)
 	SetUp(index int) error
@@ -55,83 +61,76 @@ type kernel interface {
 	SetVFVLAN(pfIndex, vf int, vlan VFSettings) error
 	// SetVFMAC sets the address on the PF's record, or clears it.
 	SetVFMAC(pfIndex, vf int, mac string) error
-	// WatchLinks calls notify for changes of links that may concern a VF, and returns when the context ends or the
-	// kernel dropped events.
+	// WatchLinks calls notify once it receives link events and for changes of links that may concern a VF, and returns
+	// when the context ends or events were lost.
 	WatchLinks(ctx context.Context, notify func()) error
 }
 
-// rtnetlink is the real kernel. Requests use sockets of their own, for NETLINK_ROUTE only.
-type rtnetlink struct{ hostnet.Kernel }
+// rtnetlink is the real kernel. Each call has a socket of its own, so that a PF whose firmware is slow delays no other.
+type rtnetlink struct {
+	log *slog.Logger
+	// netns is the path of the host's network namespace, empty for the calling thread's, and sysfs shows it.
+	netns, sysfs string
+}
 
-const (
-	// extFilterVF and extFilterSkipStats are RTEXT_FILTER_VF and RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
-	extFilterVF        = 1 << 0
-	extFilterSkipStats = 1 << 3
-	// attrTypeMask is NLA_TYPE_MASK of linux/netlink.h.
-	attrTypeMask = 0x3fff
-)
+// attrTypeMask is NLA_TYPE_MASK of linux/netlink.h.
+const attrTypeMask = 0x3fff
 
-// getLink reads one interface with no more than what the filter asks for. VF data is slow on large cards, since each
-// VF may cost a question to the firmware.
-func getLink(index int, filter uint32) ([]byte, error) {
-	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(index)
-	req.AddData(msg)
-	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(filter)))
-	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+func (k rtnetlink) with(do func(*nic.Place) error) error {
+	host, err := nic.Open(k.log, cmp.Or(k.netns, "/proc/thread-self/ns/net"), k.sysfs)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if len(msgs) != 1 {
-		return nil, fmt.Errorf("the kernel returned %d links", len(msgs))
-	}
-	return msgs[0], nil
+	defer host.Close()
+	return do(host)
 }
 
-func (rtnetlink) Link(index int) (link, error) {
-	msg, err := getLink(index, extFilterSkipStats)
-	if err != nil {
-		return link{}, fmt.Errorf("read link %d: %w", index, err)
-	}
-	l, err := netlink.LinkDeserialize(nil, msg)
-	if err != nil {
-		return link{}, fmt.Errorf("decode link %d: %w", index, err)
-	}
-	a := l.Attrs()
-	return link{
-		index:  a.Index,
-		parent: a.ParentDev,
-		LinkState: types.LinkState{
-			Name: a.Name, AltNames: a.AltNames, MTU: a.MTU, MAC: a.HardwareAddr.String(), Up: a.Flags&net.FlagUp != 0,
-		},
-	}, nil
+func (k rtnetlink) HostNetwork(nodeIPs []netip.Addr) (view *hostnet.View, err error) {
+	err = k.with(func(host *nic.Place) error {
+		view, err = hostnet.Scan(hostnet.Kernel{Conn: host.Conn}, nodeIPs)
+		return err
+	})
+	return view, err
 }
 
-func (rtnetlink) SetUp(index int) error {
-	return netlink.LinkSetUp(byIndex(index))
+func (k rtnetlink) Link(index int) (l link, err error) {
+	err = k.with(func(host *nic.Place) error {
+		found, err := host.ByIndex(index)
+		if err == nil && found == nil {
+			err = fmt.Errorf("look up link with index %d: %w", index, unix.ENODEV)
+		}
+		if err != nil {
+			return err
+		}
+		a := found.Attrs()
+		l = link{index: a.Index, parent: a.ParentDev, permMAC: host.Identify(found).PermMAC, State: nic.Read(found)}
+		return nil
+	})
+	return l, err
 }
 
-// VFs leaves the counters out: with them the data of 256 VFs does not fit into an attribute, whose length has 16 bits.
-func (rtnetlink) VFs(pfIndex int) (map[int]VFSettings, error) {
-	msg, err := getLink(pfIndex, extFilterVF|extFilterSkipStats)
-	if err != nil {
-		return nil, err
-	}
-	return parseVFs(msg)
+func (k rtnetlink) SetUp(index int) error {
+	return k.with(func(host *nic.Place) error {
+		return host.Change(index, rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP})
+	})
 }
 
-func (rtnetlink) SetVFVLAN(pfIndex, vf int, s VFSettings) error {
-	if s.VLANProto != 0 {
-		return netlink.LinkSetVfVlanQosProto(byIndex(pfIndex), vf, s.VLAN, s.QoS, s.VLANProto)
-	}
-	if s.QoS != 0 {
-		return netlink.LinkSetVfVlanQos(byIndex(pfIndex), vf, s.VLAN, s.QoS)
-	}
-	return netlink.LinkSetVfVlan(byIndex(pfIndex), vf, s.VLAN)
+func (k rtnetlink) VFs(pfIndex int) (vfs map[int]VFSettings, err error) {
+	err = k.with(func(host *nic.Place) error {
+		msg, err := host.VFTable(pfIndex)
+		if err == nil {
+			vfs, err = parseVFs(msg)
+		}
+		return err
+	})
+	return vfs, err
 }
 
-func (rtnetlink) SetVFMAC(pfIndex, vf int, mac string) error {
+func (k rtnetlink) SetVFVLAN(pfIndex, vf int, s VFSettings) error {
+	return k.with(func(host *nic.Place) error { return host.SetVFVLAN(pfIndex, vf, s.VLAN, s.QoS, s.VLANProto) })
+}
+
+func (k rtnetlink) SetVFMAC(pfIndex, vf int, mac string) error {
 	addr := make(net.HardwareAddr, 6)
 	if mac != "" {
 		var err error
@@ -139,52 +138,15 @@ func (rtnetlink) SetVFMAC(pfIndex, vf int, mac string) error {
 			return err
 		}
 	}
-	return netlink.LinkSetVfHardwareAddr(byIndex(pfIndex), vf, addr)
+	return k.with(func(host *nic.Place) error { return host.SetVFMAC(pfIndex, vf, addr) })
 }
 
-func byIndex(index int) netlink.Link {
-	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
-}
-
-func (rtnetlink) WatchLinks(ctx context.Context, notify func()) error {
-	return watchLinks(ctx, func(l netlink.Link) {
+func (k rtnetlink) WatchLinks(ctx context.Context, notify func()) error {
+	return rtlink.Subscribe(ctx, k.netns, notify, func(l netlink.Link) {
 		if concernsVF(l) {
 			notify()
 		}
 	})
-}
-
-// watchLinks calls changed for every link that changed.
-func watchLinks(ctx context.Context, changed func(netlink.Link)) error {
-	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
-	// lost holds the last error; the receiving goroutine ends after a failed receive and closes updates.
-	lost := make(chan error, 1)
-	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
-		ErrorCallback: func(err error) {
-			select {
-			case lost <- err:
-			default:
-			}
-		},
-	})
-	if err != nil {
-		close(done)
-		return fmt.Errorf("subscribe to link events: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { close(done) })
-	for u := range updates {
-		changed(u.Link)
-	}
-	if !stop() {
-		return ctx.Err()
-	}
-	close(done)
-	select {
-	case err := <-lost:
-		return err
-	default:
-		return errors.New("the subscription to link events ended")
-	}
 }
 
 // concernsVF is false for the links of pods and other software links that are not stacked on another link, which come

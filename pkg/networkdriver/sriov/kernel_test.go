@@ -4,12 +4,11 @@
 package sriov
 
 import (
-	"context"
 	"encoding/binary"
+	"log/slog"
 	"net"
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
@@ -101,7 +100,7 @@ func TestRtnetlink(t *testing.T) {
 	require.NoError(t, netlink.LinkAdd(bridge))
 	require.NoError(t, netlink.LinkAddAltName(bridge, "a-long-alternative-name"))
 
-	k := rtnetlink{}
+	k := rtnetlink{log: slog.New(slog.DiscardHandler)}
 	l, err := k.Link(bridge.Index)
 	require.NoError(t, err)
 	require.Equal(t, "br0", l.Name)
@@ -122,53 +121,4 @@ func TestRtnetlink(t *testing.T) {
 	require.ErrorIs(t, k.SetVFVLAN(bridge.Index, 0, VFSettings{VLAN: 5}), unix.EOPNOTSUPP)
 	_, err = k.Link(9999)
 	require.ErrorIs(t, err, unix.ENODEV)
-}
-
-func TestWatchLinks(t *testing.T) {
-	testenv.Privileged(t)
-	// As above. The subscription is made on this thread; only its reading is another goroutine's.
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	require.NoError(t, err)
-	defer ns.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "br0"
-	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	require.NoError(t, netlink.LinkAdd(bridge))
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	require.NoError(t, err)
-
-	// The bridge changes until a change is seen, since the subscription may come later than the first ones, and not so
-	// fast that a slow machine drops events.
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	seen := make(chan string, 1)
-	changes := make(chan error, 1)
-	go func() {
-		defer handle.Close()
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		for mtu := 1000; ; mtu = 1000 + (mtu+1)%100 {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				changes <- nil
-				return
-			}
-			if err := handle.LinkSetMTU(bridge, mtu); err != nil {
-				changes <- err
-				return
-			}
-		}
-	}()
-	err = watchLinks(ctx, func(l netlink.Link) {
-		select {
-		case seen <- l.Attrs().Name:
-		default:
-		}
-		cancel()
-	})
-	require.ErrorIs(t, err, context.Canceled)
-	require.NoError(t, <-changes)
-	require.Equal(t, "br0", <-seen)
 }

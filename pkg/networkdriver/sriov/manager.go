@@ -15,24 +15,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
-	"sync"
-	"time"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
-)
-
-const (
-	// pollInterval bounds how long a change goes unnoticed that makes no link event, such as a VF bound to vfio-pci.
-	pollInterval = 10 * time.Second
-	// quietPeriod is how long no link must have changed before names count as settled: udev renames an interface some
-	// time after the kernel made it.
-	quietPeriod = 200 * time.Millisecond
-	// maxSettle bounds the wait for a quiet period on a node where links never stop changing.
-	maxSettle = 2 * time.Second
-	// resubscribeDelay is the pause before a lost subscription to link events is made again.
-	resubscribeDelay = time.Second
 )
 
 // Params is what the manager needs.
@@ -79,7 +66,7 @@ type Manager struct {
 var _ types.DeviceManager = (*Manager)(nil)
 
 // New returns a manager that works on the network namespace it is called from.
-func New(p Params) *Manager { return newManager(p, rtnetlink{}) }
+func New(p Params) *Manager { return newManager(p, rtnetlink{log: p.Logger, sysfs: p.SysfsPath}) }
 
 func newManager(p Params, k kernel) *Manager {
 	m := &Manager{
@@ -103,50 +90,26 @@ func newManager(p Params, k kernel) *Manager {
 // Type implements [types.DeviceManager].
 func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSRIOV }
 
-// Run implements [types.DeviceManager]. After the first scan it scans again when links have changed and are quiet
-// again, and now and then for what makes no link event.
+// Run implements [types.DeviceManager].
 func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
-	changed := make(chan struct{}, 1)
-	var watcher sync.WaitGroup
-	defer watcher.Wait()
-	watcher.Go(func() { m.watchLinks(ctx, changed) })
-
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
-	last := m.refresh(nil, publish)
-	var (
-		// quiet is nil while no change waits to be scanned.
-		quiet    <-chan time.Time
-		settleBy time.Time
-	)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-			if quiet == nil {
-				settleBy = time.Now().Add(maxSettle)
-			}
-			quiet = time.After(min(quietPeriod, time.Until(settleBy)))
-			continue
-		case <-quiet:
-			quiet = nil
-		case <-poll.C:
-			if quiet != nil {
-				continue
-			}
-		}
+	var last *types.Snapshot
+	return rescan.Run(ctx, m.log, m.kernel.WatchLinks, func() error {
 		last = m.refresh(last, publish)
-	}
+		return nil
+	})
 }
 
-// refresh makes missing VFs, scans, and publishes what differs from the last snapshot, which it returns.
+// refresh makes missing VFs, scans, and publishes what differs from the last snapshot, which it returns. A scan that fails
+// keeps the last devices, and before the first one nothing is published, which would withdraw them all.
 func (m *Manager) refresh(last *types.Snapshot, publish func(types.Snapshot)) *types.Snapshot {
 	problems := m.provisioner.provision()
 	next, err := m.scan()
 	if err != nil {
-		m.log.Error("Cannot discover SR-IOV VFs, the last known ones stay", "error", err)
-		return last
+		m.log.Error("Cannot discover SR-IOV VFs, the last known ones stay", "problems", problems, "error", err)
+		if last == nil {
+			return nil
+		}
+		next = types.Snapshot{Devices: last.Devices, Skipped: last.Skipped}
 	}
 	next.Problems = problems
 	if last != nil && reflect.DeepEqual(*last, next) {
@@ -179,28 +142,4 @@ func (m *Manager) logChanges(last *types.Snapshot, next types.Snapshot) {
 		}
 	}
 	m.log.Info("Discovered SR-IOV VFs", "devices", len(next.Devices), "skipped", len(next.Skipped))
-}
-
-// watchLinks signals changed for every link event until the context ends.
-func (m *Manager) watchLinks(ctx context.Context, changed chan<- struct{}) {
-	notify := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	for {
-		err := m.kernel.WatchLinks(ctx, notify)
-		if ctx.Err() != nil {
-			return
-		}
-		m.log.Warn("Lost the subscription to link events", "error", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(resubscribeDelay):
-		}
-		// Events may have been missed.
-		notify()
-	}
 }

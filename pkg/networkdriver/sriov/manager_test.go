@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -78,19 +79,19 @@ func TestRunPublishesChangesOnly(t *testing.T) {
 		node.kernel.events = make(chan error)
 		r := run(t, node.manager(Params{}))
 		require.Equal(t, []string{"2+0"}, r.kinds(), "at once")
-		after(5 * pollInterval)
+		after(5 * rescan.PollInterval)
 		require.Equal(t, []string{"2+0"}, r.kinds(), "nothing changed")
 
 		node.remove(filepath.Join(bus, "0000:03:10.0", "driver"))
-		after(pollInterval)
+		after(rescan.PollInterval)
 		require.Equal(t, []string{"2+0", "1+1"}, r.kinds(), "found without an event")
 		node.bind("0000:03:10.0", "igbvf")
-		after(pollInterval)
+		after(rescan.PollInterval)
 		require.Equal(t, []string{"2+0", "1+1", "2+0"}, r.kinds(), "it returns by itself")
 	})
 }
 
-// A burst of link events is one scan, when it is over; and events that never end do not put it off for ever.
+// A burst of link events is one scan, when it is over; and events that never end do not put it off without end.
 func TestRunWaitsForQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := newNode(t)
@@ -99,20 +100,20 @@ func TestRunWaitsForQuiet(t *testing.T) {
 		for range 3 {
 			node.rename(3, "transient0")
 			node.kernel.events <- nil
-			after(quietPeriod / 2)
+			after(rescan.QuietPeriod / 2)
 			node.rename(3, "settled0")
 			node.kernel.events <- nil
-			after(quietPeriod / 2)
+			after(rescan.QuietPeriod / 2)
 		}
 		require.Len(t, r.published(), 1, "it is not quiet yet")
-		after(quietPeriod)
+		after(rescan.QuietPeriod)
 		require.Len(t, r.published(), 2)
 		require.Equal(t, "settled0", r.published()[1].Devices[0].KernelIfName())
 
 		node.rename(3, "again0")
-		for range maxSettle / (quietPeriod / 2) {
+		for range rescan.MaxSettle / (rescan.QuietPeriod / 2) {
 			node.kernel.events <- nil
-			after(quietPeriod / 2)
+			after(rescan.QuietPeriod / 2)
 		}
 		require.Len(t, r.published(), 3, "scanned although it never was quiet")
 	})
@@ -125,11 +126,11 @@ func TestRunSubscribesAgain(t *testing.T) {
 		r := run(t, node.manager(Params{}))
 		node.rename(3, "missed0")
 		node.kernel.events <- unix.ENOBUFS
-		after(resubscribeDelay + quietPeriod)
+		after(rescan.ResubscribeDelay + rescan.QuietPeriod)
 		require.Len(t, r.published(), 2, "what was missed meanwhile is looked for")
 		node.rename(3, "seen0")
 		node.kernel.events <- nil
-		after(quietPeriod)
+		after(rescan.QuietPeriod)
 		require.Len(t, r.published(), 3)
 	})
 }
@@ -142,10 +143,10 @@ func TestRunKeepsLastGoodInventory(t *testing.T) {
 		r := run(t, node.manager(Params{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		require.Empty(t, r.published(), "nothing is known yet")
 		node.kernel.with(func() { node.kernel.scanErr = nil })
-		after(pollInterval)
+		after(rescan.PollInterval)
 		require.Equal(t, []string{"2+0"}, r.kinds())
 		node.kernel.with(func() { node.kernel.scanErr = errors.New("boom") })
-		after(pollInterval)
+		after(rescan.PollInterval)
 		require.Equal(t, []string{"2+0"}, r.kinds())
 		require.Contains(t, log.String(), "boom")
 	})
@@ -158,7 +159,7 @@ func TestRunWarnsOnce(t *testing.T) {
 		var log bytes.Buffer
 		run(t, node.manager(Params{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		node.rename(3, "other0")
-		after(3 * pollInterval)
+		after(3 * rescan.PollInterval)
 		require.Equal(t, 1, strings.Count(log.String(), "device=0000-03-10-4"))
 	})
 }
@@ -214,7 +215,7 @@ func TestProvisionProblems(t *testing.T) {
 		"negative":            {"0", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: -1}, "vfCount", "PF ens1f0: -1 VFs"},
 		"unknown PF":          {"0", v2alpha1.SRIOVDeviceConfig{IfName: "nosuch0", VfCount: 4}, "ifName", "PF nosuch0: the node has no interface of this name"},
 		"no PF":               {"0", v2alpha1.SRIOVDeviceConfig{IfName: "plain0", VfCount: 4}, "ifName", "PF plain0: the interface is no SR-IOV physical function"},
-		"path":                {"0", v2alpha1.SRIOVDeviceConfig{IfName: "../net/ens1f0", VfCount: 4}, "ifName", "is not an interface name"},
+		"path":                {"0", v2alpha1.SRIOVDeviceConfig{IfName: "../net/ens1f0", VfCount: 4}, "ifName", `"../net/ens1f0" contains '/', which an interface name must not`},
 		"none wanted, some":   {"4", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 0}, "", ""},
 		"none wanted, none":   {"0", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 0}, "", ""},
 		"as many as wanted":   {"4", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 4}, "", ""},
@@ -268,7 +269,7 @@ func TestProvisionRetries(t *testing.T) {
 		require.Len(t, node.kernel.up, 1)
 		require.Len(t, r.published(), 1)
 		node.kernel.with(func() { node.kernel.setUpErr = nil })
-		after(2 * pollInterval)
+		after(2 * rescan.PollInterval)
 		require.Len(t, node.kernel.up, 2)
 		require.Len(t, r.published(), 2)
 		require.Empty(t, r.published()[1].Problems)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // retryInterval is the least time between two tries to make VFs that the kernel refused to make.
@@ -40,8 +41,8 @@ type failure struct {
 	message string
 }
 
-// provision brings every PF to its count of VFs where that is possible, and says what is not. One PF's problem does
-// not keep the others from theirs.
+// provision brings every PF to its count of VFs where that is possible, and says what is not. A
+// problem of one PF does not stop the work on the others.
 func (p *provisioner) provision() []types.Problem {
 	var problems []types.Problem
 	for i, iface := range p.ifaces {
@@ -55,8 +56,8 @@ func (p *provisioner) provision() []types.Problem {
 
 // provisionPF returns the configuration field that cannot be met, and why.
 func (p *provisioner) provisionPF(name string, want int) (field, message string) {
-	if !isLinkName(name, types.MaxIfNameLen) {
-		return "ifName", fmt.Sprintf("%.64q is not an interface name", name)
+	if err := nic.ValidateName(name); err != nil {
+		return "ifName", err.Error()
 	}
 	if want < 0 {
 		return "vfCount", fmt.Sprintf("PF %s: %d VFs are wanted, 0 or more are allowed", name, want)

@@ -4,26 +4,20 @@
 package sriov
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"regexp"
-	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
-	// maxAltNameLen is the longest alternative name (ALTIFNAMSIZ without the terminating zero), maxAltNames more than
-	// any tool gives.
-	maxAltNameLen = 127
-	maxAltNames   = 64
-	// maxMTU is far above every card and keeps sums of it in range.
-	maxMTU = 1 << 24
 	// maxHostVLAN is the highest VLAN a VF may be found with: 4095 makes some drivers pass all tags.
 	maxHostVLAN = 4095
 	// maxNUMANode and maxVFID are the kernel's limits (MAX_NUMNODES; sriov_totalvfs is a 16 bit register).
@@ -32,12 +26,14 @@ const (
 )
 
 var (
+	pciIDFormat    = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
 	driverFormat   = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 	pcieRootFormat = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
 
-// RestoreDevice implements [types.DeviceManager]. Unknown fields are tolerated, since a newer agent may have written
-// the record. Where the VF's PF is and which index the VF has on it is never taken from the record: Free asks sysfs.
+// RestoreDevice implements [types.DeviceManager]. Unknown fields are tolerated, since a newer agent may have written the
+// record. What sysfs tells of the VF is not taken from the record, unless the VF is gone: a forged driver, say, would have
+// its interface stay in the pod. What the record alone tells is how the interface was found at Setup.
 func (m *Manager) RestoreDevice(data []byte) (types.Device, error) {
 	d := &Device{}
 	if err := json.Unmarshal(data, d); err != nil {
@@ -46,8 +42,16 @@ func (m *Manager) RestoreDevice(data []byte) (types.Device, error) {
 	if err := d.check(); err != nil {
 		return nil, fmt.Errorf("decode VF: %w", err)
 	}
-	if _, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{}); errors.Is(err, errNotVF) {
+	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
+	switch {
+	case errors.Is(err, errNotVF):
 		return nil, fmt.Errorf("%s: %w", d.Addr, errNotVF)
+	case err == nil:
+		seen := m.device(vf)
+		d.VFID, d.Vendor, d.DeviceID, d.PCIeRoot, d.NUMANode = seen.VFID, seen.Vendor, seen.DeviceID, seen.PCIeRoot, seen.NUMANode
+		// A VF without a driver and a PF without an interface had them when the device was prepared.
+		d.Driver, d.PFName = cmp.Or(seen.Driver, d.Driver), cmp.Or(seen.PFName, d.PFName)
+		d.strayed = d.Original.Link.Name == "" && vf.linkMissing()
 	}
 	d.manager = m
 	return d, nil
@@ -56,12 +60,10 @@ func (m *Manager) RestoreDevice(data []byte) (types.Device, error) {
 // check verifies the form of a decoded device. The error names the field.
 func (d *Device) check() error {
 	switch {
-	case !pciAddrFormat.MatchString(d.Addr):
+	case !nic.IsPCIAddr(d.Addr):
 		return fmt.Errorf("pciAddr: %.64q is not a PCI address such as 0000:03:00.1", d.Addr)
 	case d.Original == nil:
 		return errors.New("original: is missing, the device was not prepared")
-	case d.MTU < 0 || d.MTU > maxMTU:
-		return fmt.Errorf("mtu: %d is not in 0..%d", d.MTU, maxMTU)
 	case d.VFID < 0 || d.VFID > maxVFID:
 		return fmt.Errorf("vfID: %d is not in 0..%d", d.VFID, maxVFID)
 	case !pciIDFormat.MatchString(d.Vendor):
@@ -75,30 +77,26 @@ func (d *Device) check() error {
 	case d.NUMANode != nil && (*d.NUMANode < 0 || *d.NUMANode > maxNUMANode):
 		return fmt.Errorf("numaNode: %d is not in 0..%d", *d.NUMANode, maxNUMANode)
 	}
-	hasLink := !d.Link().IsZero()
+	hasLink := d.KernelIfaceName != "" || d.Original.Link.Name != ""
 	return errors.Join(
+		nic.State{MTU: d.MTU}.Validate(),
 		checkIfName("pfName", d.PFName, true),
 		checkIfName("kernelIfName", d.KernelIfaceName, hasLink),
+		checkIfName("original.link.name", d.Original.Link.Name, hasLink),
 		checkMAC("mac", d.MAC),
-		checkLinkState("original.link", d.Original.Link, hasLink),
+		checkMAC("original.permanentMAC", d.Original.PermMAC),
+		checkMAC("original.link.mac", d.Original.Link.MAC),
+		inField("original.link", d.Original.Link.Validate()),
 		checkVFSettings("original.vf", d.Original.VF),
 	)
 }
 
-func checkLinkState(field string, s types.LinkState, hasLink bool) error {
-	errs := []error{checkIfName(field+".name", s.Name, hasLink), checkMAC(field+".mac", s.MAC)}
-	if s.MTU < 0 || s.MTU > maxMTU {
-		errs = append(errs, fmt.Errorf("%s.mtu: %d is not in 0..%d", field, s.MTU, maxMTU))
+// inField names the field that an error about one of its own fields is in.
+func inField(field string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s.%w", field, err)
 	}
-	if len(s.AltNames) > maxAltNames {
-		return fmt.Errorf("%s.altNames: %d are more than %d", field, len(s.AltNames), maxAltNames)
-	}
-	for i, name := range s.AltNames {
-		if !isLinkName(name, maxAltNameLen) {
-			errs = append(errs, fmt.Errorf("%s.altNames[%d]: %.64q is not an interface name", field, i, name))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func checkVFSettings(field string, s VFSettings) error {
@@ -114,24 +112,13 @@ func checkVFSettings(field string, s VFSettings) error {
 }
 
 func checkIfName(field, name string, required bool) error {
-	if name == "" && !required || isLinkName(name, types.MaxIfNameLen) {
+	if name == "" && !required {
 		return nil
 	}
-	return fmt.Errorf("%s: %.64q is not an interface name", field, name)
-}
-
-// isLinkName is true for what the kernel takes as an interface name (dev_valid_name in net/core/dev.c), without
-// characters that only confuse.
-func isLinkName(name string, maxLen int) bool {
-	if name == "" || len(name) > maxLen || name == "." || name == ".." || !utf8.ValidString(name) {
-		return false
+	if err := nic.ValidateName(name); err != nil {
+		return fmt.Errorf("%s: %w", field, err)
 	}
-	for _, r := range name {
-		if r == '/' || r == ':' || unicode.IsSpace(r) || !unicode.IsPrint(r) {
-			return false
-		}
-	}
-	return true
+	return nil
 }
 
 // checkMAC takes an empty address, and an Ethernet address in the notation that the kernel's tools use.

@@ -10,14 +10,14 @@ import (
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
-	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // scan finds all VFs. One VF that cannot be read or cannot serve is left out with the reason; the others stay. An error
 // means that nothing can be said.
 func (m *Manager) scan() (types.Snapshot, error) {
-	view, err := hostnet.Scan(m.kernel, m.nodeIPs)
+	view, err := m.kernel.HostNetwork(m.nodeIPs)
 	if err != nil {
 		return types.Snapshot{}, fmt.Errorf("read the node's own network: %w", err)
 	}
@@ -72,7 +72,7 @@ func (v *virtFn) unusable() string {
 // linkMissing is true for a VF whose driver makes an interface that is not in the host's namespace. It is in a pod, or
 // the driver failed to start.
 func (v *virtFn) linkMissing() bool {
-	return v.netdev == nil && !isUserspaceDriver(v.driver)
+	return v.netdev == nil && !nic.IsUserspaceDriver(v.driver)
 }
 
 // device describes the VF as a device that is not prepared.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 const (
@@ -57,7 +58,7 @@ func TestScanAttributes(t *testing.T) {
 	attrs := plainAttrs(devices["0000-03-10-2"].Attrs())
 	require.Equal(t, int64(1), attrs["resource.kubernetes.io/numaNode"])
 	require.Equal(t, int64(1), attrs["vfID"])
-	require.Equal(t, types.LinkID{PCIAddr: "0000:03:10.2"}, devices["0000-03-10-2"].Link())
+	require.Equal(t, nic.PCI("0000:03:10.2"), devices["0000-03-10-2"].Link())
 }
 
 func TestLongAttributeIsDropped(t *testing.T) {

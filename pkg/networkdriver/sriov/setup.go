@@ -11,8 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -95,7 +97,7 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
 func (m *Manager) refuseOwnNetwork(dev *netdev) error {
-	view, err := hostnet.Scan(m.kernel, m.nodeIPs)
+	view, err := m.kernel.HostNetwork(m.nodeIPs)
 	if err != nil {
 		return fmt.Errorf("read the node's own network: %w", err)
 	}
@@ -119,7 +121,10 @@ func (m *Manager) remember(ctx context.Context, vf *virtFn, knownName string) (*
 	if err != nil {
 		return nil, err
 	}
-	prepared.Original.Link = l.LinkState
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("its interface %.64q cannot be given back as it is: %w", l.Name, err)
+	}
+	prepared.Original.Link, prepared.Original.PermMAC = l.State, l.permMAC
 	prepared.KernelIfaceName, prepared.MTU, prepared.MAC = l.Name, l.MTU, l.MAC
 	return prepared, nil
 }
@@ -131,9 +136,9 @@ func (m *Manager) settledLink(ctx context.Context, addr, knownName string) (link
 	if err != nil || l.Name == knownName {
 		return l, err
 	}
-	for deadline := time.Now().Add(maxSettle); ; {
-		if err := pause(ctx, quietPeriod); err != nil {
-			return link{}, fmt.Errorf("wait for its interface %s to keep its name: %w", l.Name, err)
+	for deadline := time.Now().Add(rescan.MaxSettle); ; {
+		if !pause.For(ctx, rescan.QuietPeriod) {
+			return link{}, fmt.Errorf("wait for its interface %s to keep its name: %w", l.Name, ctx.Err())
 		}
 		next, err := m.hostLink(ctx, addr)
 		if err != nil {
@@ -169,8 +174,8 @@ func (m *Manager) hostLink(ctx context.Context, addr string) (link, error) {
 				err = fmt.Errorf("interface %d (%s) belongs to %q, not to %s", l.index, l.Name, l.parent, addr)
 			}
 		}
-		if pauseErr := pause(ctx, linkDelay); pauseErr != nil {
-			return link{}, errors.Join(err, pauseErr)
+		if !pause.For(ctx, linkDelay) {
+			return link{}, errors.Join(err, ctx.Err())
 		}
 	}
 	return link{}, err
@@ -261,7 +266,7 @@ func (m *Manager) freeWithoutPF(vf *virtFn, d *Device, cfg types.DeviceConfig) e
 	if err != nil {
 		return fmt.Errorf("read the driver of its physical function %s: %w", vf.pf.addr, err)
 	}
-	if driver == "" || isUserspaceDriver(driver) || d.Original.VF.sameVLAN(VFSettings{VLAN: cfg.VLAN()}) {
+	if driver == "" || nic.IsUserspaceDriver(driver) || d.Original.VF.sameVLAN(VFSettings{VLAN: cfg.VLAN()}) {
 		m.log.Warn("Nothing to restore of a VF whose PF is gone", "device", d.IfName(), "pf", d.PFName)
 		return nil
 	}
@@ -296,18 +301,9 @@ func retryBusy(ctx context.Context, do func() error) error {
 		if attempt == busyAttempts || !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EAGAIN) {
 			return err
 		}
-		if pauseErr := pause(ctx, delay); pauseErr != nil {
-			return errors.Join(err, pauseErr)
+		if !pause.For(ctx, delay) {
+			return errors.Join(err, ctx.Err())
 		}
 		delay *= 2
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

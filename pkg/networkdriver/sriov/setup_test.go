@@ -20,7 +20,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const vf0 = "0000-03-10-0"
@@ -73,7 +76,7 @@ func TestSetupAndFree(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, tc.inUse, node.kernel.vfs[pf][0])
 			require.Nil(t, d.Original, "a device is immutable")
-			require.Equal(t, types.LinkState{Name: "ens1f0v0", AltNames: []string{"altens1f0v0"}, MTU: 1500, MAC: "02:00:00:00:00:03"}, dev.HostState())
+			require.Equal(t, nic.State{Name: "ens1f0v0", AltNames: []string{"altens1f0v0"}, MTU: 1500, MAC: "02:00:00:00:00:03"}, dev.HostState())
 
 			again, err := dev.Setup(t.Context(), tc.cfg)
 			require.NoError(t, err)
@@ -243,7 +246,7 @@ func TestConcurrentSetup(t *testing.T) {
 			if !busy.CompareAndSwap(false, true) {
 				return unix.EIO
 			}
-			_ = pause(context.Background(), time.Millisecond)
+			pause.For(t.Context(), time.Millisecond)
 			busy.Store(false)
 			return nil
 		}
@@ -281,7 +284,7 @@ func TestSetupRemembersSettledName(t *testing.T) {
 		node := newNode(t)
 		_, d, _ := discovered(t, node, Params{})
 		node.rename(3, "dev3")
-		renamed := time.AfterFunc(quietPeriod/2, func() { node.rename(3, "fast0") })
+		renamed := time.AfterFunc(rescan.QuietPeriod/2, func() { node.rename(3, "fast0") })
 		defer renamed.Stop()
 		dev, err := d.Setup(t.Context(), types.DeviceConfig{})
 		require.NoError(t, err)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -92,7 +93,7 @@ func (l *lab) publish(s types.Snapshot) {
 // waitFor waits until the last publication fulfils the condition, longer than the manager polls.
 func (l *lab) waitFor(t *testing.T, what string, ok func(devices map[string]*Device, skipped map[string]string) bool) map[string]*Device {
 	t.Helper()
-	timeout := time.After(6 * pollInterval)
+	timeout := time.After(6 * rescan.PollInterval)
 	for {
 		l.mu.Lock()
 		s, next := l.last, l.published

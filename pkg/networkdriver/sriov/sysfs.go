@@ -13,19 +13,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // ethernetClass starts the class of a PCI Ethernet controller (pci_ids.h: base class 02, subclass 00).
 const ethernetClass = "0x0200"
 
-var (
-	// pciAddrFormat is a PCI address as the kernel writes it; a domain has more than four digits only beyond 0xffff.
-	pciAddrFormat = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
-	pciIDFormat   = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	// vfPortName is the phys_port_name of a VF's representor, which hangs at the PF's PCI device like the PF's own
-	// interface (Documentation/networking/switchdev.rst).
-	vfPortName = regexp.MustCompile(`pf\d+(vf|sf)\d+$`)
-)
+// representorPort is the phys_port_name of what stands for another function, such as a VF's representor. It hangs at the
+// PF's PCI device like the PF's own interface (Documentation/networking/switchdev.rst).
+var representorPort = regexp.MustCompile(`pf\d+((vf|sf)\d+)?$`)
 
 var (
 	// errGone is returned for a PCI device that is no longer there.
@@ -81,7 +78,7 @@ func (s sysfs) pciAddrs() ([]string, error) {
 	}
 	addrs := make([]string, 0, len(entries))
 	for _, e := range entries {
-		if pciAddrFormat.MatchString(e.Name()) {
+		if nic.IsPCIAddr(e.Name()) {
 			addrs = append(addrs, e.Name())
 		}
 	}
@@ -176,7 +173,8 @@ func (s sysfs) physFn(addr string) (*physFn, error) {
 // netdevAttempts is how often an interface is looked for that is renamed while it is read.
 const netdevAttempts = 5
 
-// netdev reads the interface of a PCI device, nil if it has none in the host's namespace.
+// netdev reads the interface of a PCI device, nil if it has none in the host's namespace. Of several it is the one with the
+// lowest port number (dev_port).
 func (s sysfs) netdev(addr string) (*netdev, error) {
 	var err error
 	for range netdevAttempts {
@@ -188,7 +186,7 @@ func (s sysfs) netdev(addr string) (*netdev, error) {
 			return nil, nil
 		}
 		var dev *netdev
-		if dev, err = s.readNetdev(addr, names[0]); err == nil {
+		if dev, err = s.readFirstPort(addr, names); err == nil {
 			return dev, nil
 		}
 		// It vanished under this name: renamed, moved or removed. Look again.
@@ -216,10 +214,31 @@ func (s sysfs) netdevNames(addr string) ([]string, error) {
 		names = slices.DeleteFunc(names, func(name string) bool {
 			// Drivers without port names fail the read.
 			port, err := readTrimmed(s.path(addr, "net", name, "phys_port_name"))
-			return err == nil && vfPortName.MatchString(port)
+			return err == nil && representorPort.MatchString(port)
 		})
 	}
 	return names, nil
+}
+
+// readFirstPort reads that of a PCI device's interfaces that is for its first port. Which one is meant must neither change
+// from one look to the next nor be guessed.
+func (s sysfs) readFirstPort(addr string, names []string) (*netdev, error) {
+	first, lowest := names[0], -1
+	for _, name := range names {
+		if len(names) == 1 {
+			break
+		}
+		port, err := readInt(s.path(addr, "net", name, "dev_port"))
+		switch {
+		case err != nil:
+			return nil, err
+		case port == lowest:
+			return nil, fmt.Errorf("it is not known which of the interfaces %s and %s is meant, both are for port %d (dev_port)", first, name, port)
+		case lowest < 0 || port < lowest:
+			first, lowest = name, port
+		}
+	}
+	return s.readNetdev(addr, first)
 }
 
 func (s sysfs) readNetdev(addr, name string) (*netdev, error) {

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func TestParseDeviceConfig(t *testing.T) {
@@ -129,7 +131,7 @@ func FuzzParseDeviceConfig(f *testing.F) {
 		require.True(t, json.Valid(raw))
 		if cfg.PodIfName != "" {
 			require.NoError(t, ValidatePodIfName(cfg.PodIfName))
-			require.LessOrEqual(t, len(cfg.PodIfName), MaxIfNameLen)
+			require.LessOrEqual(t, len(cfg.PodIfName), nic.MaxNameLen)
 			require.False(t, strings.ContainsAny(cfg.PodIfName, "/ \t\n\x00%:"))
 		}
 		require.True(t, cfg.VLAN() >= 0 && cfg.VLAN() <= MaxVLAN)

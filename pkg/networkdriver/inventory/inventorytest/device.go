@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // Device is a device that only has a description. Setup and Free do nothing.
@@ -83,8 +84,8 @@ func (d *Device) Match(filter *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
 	return has(filter.DeviceManagers, d.Manager.String()) && has(filter.IfNames, d.Kernel) && has(filter.PfNames, d.PF)
 }
 
-func (d *Device) Link() types.LinkID                { return types.LinkID{} }
-func (d *Device) HostState() types.LinkState        { return types.LinkState{Name: d.Kernel} }
+func (d *Device) Link() nic.Identity                { return nic.Identity{} }
+func (d *Device) HostState() nic.State              { return nic.State{Name: d.Kernel} }
 func (d *Device) Validate(types.DeviceConfig) error { return nil }
 
 func (d *Device) Setup(context.Context, types.DeviceConfig) (types.Device, error) { return d, nil }
