@@ -89,6 +89,7 @@ func TestSetupAndFree(t *testing.T) {
 		require.Zero(t, attrs.Group)
 		require.Equal(t, nic.State{Name: "dummy2", MTU: 1500, MAC: attrs.HardwareAddr.String(), NoARP: true}, prepared.HostState())
 		require.Zero(t, attrs.RawFlags&unix.IFF_UP)
+		require.True(t, nic.Difference(l, prepared.HostState()).IsZero(), "it is what it was made as")
 
 		again, err := prepared.Setup(t.Context(), types.DeviceConfig{})
 		require.NoError(t, err)

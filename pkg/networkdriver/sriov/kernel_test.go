@@ -108,7 +108,13 @@ func TestRtnetlink(t *testing.T) {
 	require.Equal(t, 1400, l.MTU)
 	require.Equal(t, "02:00:00:00:00:01", l.MAC)
 	require.False(t, l.Up)
+	require.Empty(t, *l.Alias)
+	require.Zero(t, *l.Group)
+	require.NotNil(t, l.TxQLen)
 	require.Empty(t, l.parent)
+	view, err := k.HostNetwork(nil)
+	require.NoError(t, err)
+	require.Empty(t, view.Reason(bridge.Index))
 
 	require.NoError(t, k.SetUp(bridge.Index))
 	l, err = k.Link(bridge.Index)

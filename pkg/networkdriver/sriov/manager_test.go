@@ -152,6 +152,29 @@ func TestRunKeepsLastGoodInventory(t *testing.T) {
 	})
 }
 
+// A scan that fails hides neither a problem that is new nor that one is solved.
+func TestRunPublishesProblemsWithoutScan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(t)
+		numVFs := filepath.Join(bus, pfAddr, "sriov_numvfs")
+		node.write(numVFs, "2")
+		r := run(t, node.manager(Params{Config: sriovConfig(v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 2})}))
+		node.kernel.with(func() { node.kernel.scanErr = errors.New("boom") })
+		node.write(numVFs, "4")
+		after(rescan.PollInterval)
+		require.Equal(t, []string{"2+0", "2+0"}, r.kinds(), "the devices stay")
+		require.Empty(t, r.published()[0].Problems)
+		require.Len(t, r.published()[1].Problems, 1)
+		require.Contains(t, r.published()[1].Problems[0].Message, "2 VFs are wanted and it has 4")
+		after(3 * rescan.PollInterval)
+		require.Len(t, r.published(), 2, "it is published once")
+		node.write(numVFs, "2")
+		after(rescan.PollInterval)
+		require.Len(t, r.published(), 3)
+		require.Empty(t, r.published()[2].Problems)
+	})
+}
+
 func TestRunWarnsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := newNode(t)

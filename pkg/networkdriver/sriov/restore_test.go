@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 func TestRestore(t *testing.T) {
@@ -47,6 +48,7 @@ func TestRestoreForgedPF(t *testing.T) {
 	require.NoError(t, err)
 	restored, err := m.RestoreDevice(data)
 	require.NoError(t, err)
+	require.Equal(t, dev.Attrs(), restored.Attrs())
 	node.kernel.vfs[pf][1], node.kernel.vfs[other][0], node.kernel.vfs[other][1] = VFSettings{VLAN: 5}, VFSettings{VLAN: 5}, VFSettings{VLAN: 5}
 	require.NoError(t, restored.Free(t.Context(), withVLAN(5)))
 	require.Equal(t, map[int]VFSettings{0: {}, 1: {VLAN: 5}}, node.kernel.vfs[pf])
@@ -97,6 +99,8 @@ func TestRestoreRefuses(t *testing.T) {
 		{`"mtu":1500,"mac":"02:00:00:00:00:03","up"`, `"mtu":99999999,"up"`, "original.link.mtu"},
 		{`"mac":"02:00:00:00:00:03","up"`, `"mac":"x","up"`, "original.link.mac"},
 		{`"vlan":9`, `"vlan":4096`, "original.vf.vlan"},
+		{`"up":true`, `"alias":"` + strings.Repeat("a", 256) + `"`, "original.link.alias"},
+		{`"vf":{`, `"permanentMAC":"x","vf":{`, "original.permanentMAC"},
 		{`"qos":1`, `"qos":8`, "original.vf.qos"},
 		{`"qos":1`, `"vlanProto":2048`, "original.vf.vlanProto"},
 		{`"mac":"02:00:00:00:00:03"}`, `"mac":"02:00:00"}`, "original.vf.mac"},
@@ -118,6 +122,104 @@ func TestRestoreRefuses(t *testing.T) {
 	dev, err := m.RestoreDevice([]byte(dpdk))
 	require.NoError(t, err)
 	require.True(t, dev.Link().IsZero())
+}
+
+// An agent of an earlier version has written of the link no more than this.
+func TestRestoreOldRecord(t *testing.T) {
+	dev, err := newNode(t).manager(Params{}).RestoreDevice([]byte(goodRecord))
+	require.NoError(t, err)
+	require.Equal(t, nic.State{Name: "ens1f0v0", AltNames: []string{"a"}, MTU: 1500, MAC: "02:00:00:00:00:03", Up: true}, dev.HostState(),
+		"what is not there is not known")
+	require.Equal(t, nic.PCI("0000:03:10.0"), dev.Link())
+	require.Equal(t, VFSettings{VLAN: 9, QoS: 1, MAC: "02:00:00:00:00:03"}, dev.(*Device).Original.VF)
+
+	_, err = newNode(t).manager(Params{}).RestoreDevice([]byte(strings.Replace(goodRecord, `["a"]`, `["a%b"]`, 1)))
+	require.NoError(t, err, "the kernel takes it for an alternative name")
+}
+
+// What sysfs tells of a VF is not taken from its record.
+func TestRestoreBelievesSysfs(t *testing.T) {
+	node := newNode(t)
+	node.write(filepath.Join(bus, "0000:03:10.0", "numa_node"), "1")
+	m, d, _ := discovered(t, node, Params{})
+	forged := strings.NewReplacer(`"pfName":"ens1f0"`, `"pfName":"eth0"`, `"vfID":0`, `"vfID":3`, `0x8086`, `0x15b3`, `0x10ca`, `0x1018`, `igbvf`, `vfio-pci`,
+		`pci0000:00`, `pci0000:80`, `"numaNode":0`, `"numaNode":7`).Replace(goodRecord)
+	dev, err := m.RestoreDevice([]byte(forged))
+	require.NoError(t, err)
+	require.Equal(t, d.Attrs(), dev.Attrs())
+	require.Equal(t, nic.PCI("0000:03:10.0"), dev.Link())
+
+	// A VF without a driver and a PF without an interface had them when the device was prepared.
+	node.remove(filepath.Join(bus, "0000:03:10.0", "driver"))
+	node.hideNetdev(pfAddr, pfName)
+	dev, err = m.RestoreDevice([]byte(goodRecord))
+	require.NoError(t, err)
+	require.Equal(t, d.Attrs(), dev.Attrs())
+}
+
+// Whoever rebinds a prepared VF keeps neither its interface from coming home nor the PF's settings from being restored.
+func TestRestoreReboundVF(t *testing.T) {
+	const addr = "0000:03:10.0"
+	prepare := func(t *testing.T, node *tree) (record []byte, pf int) {
+		_, d, pf := discovered(t, node, Params{})
+		dev, err := d.Setup(t.Context(), withVLAN(5))
+		require.NoError(t, err)
+		require.Equal(t, VFSettings{VLAN: 5}, node.kernel.vfs[pf][0])
+		record, err = json.Marshal(dev)
+		require.NoError(t, err)
+		return record, pf
+	}
+	restore := func(t *testing.T, node *tree, record []byte) types.Device {
+		dev, err := node.manager(Params{}).RestoreDevice(record)
+		require.NoError(t, err)
+		// The record may be written again.
+		again, err := json.Marshal(dev)
+		require.NoError(t, err)
+		same, err := node.manager(Params{}).RestoreDevice(again)
+		require.NoError(t, err)
+		require.Equal(t, dev.Link(), same.Link())
+		require.Equal(t, dev.HostState(), same.HostState())
+		return dev
+	}
+	free := func(t *testing.T, node *tree, dev types.Device, pf int) {
+		require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+		require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+	}
+	toVFIO := func(node *tree) {
+		node.hideNetdev(addr, "ens1f0v0")
+		node.bind(addr, "vfio-pci")
+	}
+
+	t.Run("to vfio-pci", func(t *testing.T) {
+		node := newNode(t)
+		record, pf := prepare(t, node)
+		toVFIO(node)
+		dev := restore(t, node, record)
+		require.Equal(t, nic.PCI(addr), dev.Link(), "it is looked for, and sysfs says that there is none")
+		require.Equal(t, "ens1f0v0", dev.HostState().Name)
+		free(t, node, dev, pf)
+	})
+	t.Run("from vfio-pci", func(t *testing.T) {
+		node := newNode(t)
+		toVFIO(node)
+		record, pf := prepare(t, node)
+		node.bind(addr, "igbvf")
+		node.showNetdev(node.kernel.links[3])
+		dev := restore(t, node, record)
+		require.True(t, dev.Link().IsZero(), "the interface on the host is nobody's to bring home")
+		free(t, node, dev, pf)
+	})
+	// Nobody does that but with a forged record.
+	t.Run("from vfio-pci, the interface is away", func(t *testing.T) {
+		node := newNode(t)
+		toVFIO(node)
+		record, pf := prepare(t, node)
+		node.bind(addr, "igbvf")
+		dev := restore(t, node, record)
+		require.Equal(t, nic.PCI(addr), dev.Link())
+		require.Zero(t, dev.HostState())
+		free(t, node, dev, pf)
+	})
 }
 
 func FuzzRestoreDevice(f *testing.F) {

@@ -6,6 +6,7 @@ package sriov
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -117,6 +118,67 @@ func TestSetupUserspaceDriver(t *testing.T) {
 	require.True(t, dev.Link().IsZero())
 	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
 	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+}
+
+// What the host had set of the interface is remembered, all of it.
+func TestSetupRemembersWholeState(t *testing.T) {
+	node := newNode(t)
+	m, d, _ := discovered(t, node, Params{})
+	alias, group, txQLen := "rack 7", uint32(4), uint32(0)
+	l := node.kernel.links[3]
+	l.Alias, l.Group, l.TxQLen, l.Promisc, l.AllMulti, l.NoARP, l.XDP = &alias, &group, &txQLen, true, true, true, 11
+	node.kernel.set(l)
+	dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	require.Equal(t, l.State, dev.HostState())
+	record, err := json.Marshal(dev)
+	require.NoError(t, err)
+	restored, err := m.RestoreDevice(record)
+	require.NoError(t, err)
+	require.Equal(t, l.State, restored.HostState())
+
+	// What the record could not be read with must not get into one.
+	l.AltNames = []string{"two words"}
+	node.kernel.set(l)
+	_, err = d.Setup(t.Context(), types.DeviceConfig{})
+	require.ErrorContains(t, err, `its interface "ens1f0v0" cannot be given back as it is: altNames[0]: "two words" contains ' '`)
+}
+
+// A VF with an interface per port is the one of the first port, and that one alone.
+func TestSeveralInterfaces(t *testing.T) {
+	const addr, permMAC = "0000:03:10.0", "02:00:00:00:00:99"
+	node := newNode(t)
+	first := node.netdev(addr, "zzz0")
+	port := func(name, port string) { node.write(filepath.Join(bus, addr, "net", name, "dev_port"), port) }
+	port("ens1f0v0", "1")
+	port("zzz0", "0")
+	l := node.kernel.links[first]
+	l.permMAC = permMAC
+	node.kernel.set(l)
+	m, d, _ := discovered(t, node, Params{})
+	require.Equal(t, "zzz0", d.KernelIfName())
+
+	dev, err := d.Setup(t.Context(), types.DeviceConfig{})
+	require.NoError(t, err)
+	want := nic.PCI(addr)
+	require.Equal(t, want, d.Link())
+	want.PermMAC = permMAC
+	require.Equal(t, want, dev.Link())
+	record, err := json.Marshal(dev)
+	require.NoError(t, err)
+	// The other one is all that is seen of it while the first is in a pod.
+	node.remove(filepath.Join(bus, addr, "net", "zzz0"))
+	node.remove("class/net/zzz0")
+	restored, err := m.RestoreDevice(record)
+	require.NoError(t, err)
+	require.Equal(t, want, restored.Link())
+	require.Equal(t, "zzz0", restored.HostState().Name)
+
+	node.showNetdev(l)
+	port("zzz0", "1")
+	devices, skipped := node.scan(m)
+	require.NotContains(t, devices, vf0)
+	require.Equal(t, "cannot be read: it is not known which of the interfaces ens1f0v0 and zzz0 is meant, both are for port 1 (dev_port)", skipped[vf0])
 }
 
 // What happened between discovery and Setup is seen at Setup, before anything is touched.
