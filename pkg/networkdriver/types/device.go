@@ -110,6 +110,7 @@ type DeviceManager interface {
 	Run(ctx context.Context, publish func(Snapshot)) error
 
 	// RestoreDevice decodes a prepared device from the data of its record. The data is untrusted: an error is
-	// returned for anything that is not a complete device of this manager, and the kernel is not touched.
+	// returned for anything that is not a complete device of this manager, what the manager can see of the device is
+	// not taken from the data, and nothing is changed.
 	RestoreDevice(data []byte) (Device, error)
 }
