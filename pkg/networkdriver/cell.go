@@ -39,7 +39,7 @@ var Cell = cell.Module(
 	cell.Config(defaultConfig),
 	cell.ProvidePrivate(
 		tables.NewDeviceTable,
-		tables.NewAllocationTable,
+		tables.NewAllocationTable, statedb.RWTable[*tables.DRAAllocation].ToTable,
 		inventory.NewReportTable,
 	),
 	cell.Invoke(register),
@@ -59,11 +59,11 @@ type Params struct {
 	Health     *health.Checks
 
 	Devices     statedb.RWTable[*tables.DRADevice]
-	Allocations statedb.RWTable[*tables.DRAAllocation]
+	Allocations statedb.Table[*tables.DRAAllocation]
 	Reports     statedb.RWTable[*inventory.Report]
 }
 
-func register(p Params) error {
+func register(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) error {
 	if !p.Config.enabled() {
 		return nil
 	}
@@ -71,7 +71,7 @@ func register(p Params) error {
 	if p.Config, err = p.Config.complete(); err != nil {
 		return fmt.Errorf("network driver: %w", err)
 	}
-	d, err := newDriver(p)
+	d, err := newDriver(p, allocations)
 	if err != nil {
 		return fmt.Errorf("network driver: %w", err)
 	}

@@ -23,12 +23,14 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/client"
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // minKubernetes is the first release that has DRA as a stable API.
@@ -54,14 +56,14 @@ type driver struct {
 	bootID       string
 	inventory    *inventory.Inventory
 	mover        *podnet.Mover
+	outside      *attachments.Outside
+	room         *attachments.Room
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
 	configs      *nodeconfig.Watcher
 	statuses     *nodeconfig.StatusWriter
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
-	// restored completes the allocation table's initializer.
-	restored func()
 
 	// notReady is why the driver does not serve at the moment, for the readiness check.
 	notReady atomic.Pointer[problem]
@@ -77,12 +79,17 @@ type driver struct {
 	session *session
 }
 
-func newDriver(p Params) (*driver, error) {
+// newDriver gives the allocations to their one owner; all others read them.
+func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*driver, error) {
 	bootID, err := os.ReadFile(bootIDPath)
 	if err != nil {
 		return nil, fmt.Errorf("read the kernel's boot id: %w", err)
 	}
 	nriMetrics, err := nri.NewMetrics(p.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	moveMetrics, err := attachments.NewMetrics(p.Metrics)
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
@@ -93,7 +100,7 @@ func newDriver(p Params) (*driver, error) {
 		}
 	}
 	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath})
-	hooks, err := nri.NewHooks(p.DB, p.Allocations, mover, nriMetrics, p.Logger)
+	outside, err := attachments.NewOutside(mover)
 	if err != nil {
 		return nil, err
 	}
@@ -101,9 +108,8 @@ func newDriver(p Params) (*driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	txn := p.DB.WriteTxn(p.Allocations)
-	restored := p.Allocations.RegisterInitializer(txn, "restore")
-	txn.Commit()
+	room := attachments.New(p.Logger, p.DB, allocations, outside, moveMetrics)
+	hooks := nri.NewHooks(room, p.Logger)
 
 	d := &driver{
 		Params:       p,
@@ -112,15 +118,12 @@ func newDriver(p Params) (*driver, error) {
 		bootID:       strings.TrimSpace(string(bootID)),
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
+		outside:      outside,
+		room:         room,
 		hooks:        hooks,
 		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
 		configs:      nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
 		statuses:     nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
-		restored: func() {
-			txn := p.DB.WriteTxn(p.Allocations)
-			restored(txn)
-			txn.Commit()
-		},
 	}
 	d.notReady.Store(&problem{reasonStarting, "waiting for the Kubernetes API"})
 	p.Health.AddReadiness("network-driver", d.ready)

@@ -66,8 +66,9 @@ func (d *driver) startSession(ctx context.Context, node *corev1.Node, spec, conf
 		Logger: s.log, DB: d.DB, Allocations: d.Allocations, Client: s.claims,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
 	})
+	d.outside.StatusWriter = s.writer
 	preparer := claims.NewPreparer(claims.Params{
-		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Status: s.writer, Returner: d.hooks,
+		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics,
 	})
 	s.kubelet = dra.New(dra.Params{
@@ -176,7 +177,6 @@ func (s *session) runManagers(ctx context.Context) {
 		s.must(ctx, "restore", err)
 		return
 	}
-	s.restored()
 	defer func() {
 		for _, m := range s.managers {
 			m.stop()
@@ -209,7 +209,7 @@ func (s *session) restore(ctx context.Context) error {
 		managers[i] = m.make(nil)
 	}
 	return claims.NewRestorer(claims.RestorerParams{
-		Logger: s.log, DB: s.DB, Allocations: s.Allocations, Claims: s.claims, Managers: managers, Observer: s.writer,
+		Logger: s.log, Room: s.room, Claims: s.claims, Managers: managers, Observer: s.writer,
 		DriverName: s.first.DriverName, NodeName: s.Config.NodeName, BootID: s.bootID,
 	}).Restore(ctx, pods)
 }

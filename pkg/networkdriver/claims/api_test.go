@@ -131,13 +131,13 @@ func entriesOf(claim *resourceapi.ResourceClaim) (ours, others []resourceapi.All
 func (s *apiServer) testOtherDriversEntries(t *testing.T) {
 	claim := s.create(forBoth("shared"))
 	f := newFixture(t, "a", "b", "c", "d")
-	f.Preparer.Status = NewWriter(WriterParams{
+	f.world.StatusWriter = NewWriter(WriterParams{
 		Logger: f.Logger, DB: f.db, Allocations: f.allocations, Client: NewClaimClient(s.client.ResourceV1()),
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot,
 	})
 	_, err := f.Prepare(t.Context(), claim)
 	require.NoError(t, err)
-	writer := f.Preparer.Status.(*Writer)
+	writer := f.world.StatusWriter.(*Writer)
 
 	claims := s.client.ResourceV1().ResourceClaims("default")
 	writeOther := func(ctx context.Context, round int) error {
@@ -212,7 +212,7 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	}
 	f := newFixture(t, "a", "b", "c", "d")
 	writer := NewWriter(params(f))
-	f.Preparer.Status = writer
+	f.world.StatusWriter = writer
 	_, err := f.Prepare(t.Context(), claim)
 	require.NoError(t, err)
 	for _, device := range []string{"a", "b", "c", "d"} {
@@ -227,7 +227,7 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	g := newFixture(t)
 	again := NewWriter(params(g))
 	require.NoError(t, NewRestorer(RestorerParams{
-		Logger: g.Logger, DB: g.db, Allocations: g.allocations, Claims: NewClaimClient(s.client.ResourceV1()),
+		Logger: g.Logger, Room: g.Room, Claims: NewClaimClient(s.client.ResourceV1()),
 		Managers: []types.DeviceManager{fakeManager{g.host}}, Observer: again, DriverName: testDriver, NodeName: testNode, BootID: testBoot,
 	}).Restore(t.Context(), []*corev1.Pod{pod}))
 	require.Len(t, g.rows(), 4)
@@ -341,7 +341,7 @@ func (s *apiServer) testAllocationEnded(t *testing.T) {
 	f := newFixture(t, "a")
 	writer := NewWriter(WriterParams{Logger: f.Logger, DB: f.db, Allocations: f.allocations, Client: NewClaimClient(s.client.ResourceV1()),
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot})
-	f.Preparer.Status = writer
+	f.world.StatusWriter = writer
 	_, err := f.Prepare(t.Context(), claim)
 	require.NoError(t, err)
 

@@ -37,7 +37,7 @@ func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.Resource
 			}
 			if !waited {
 				p.Logger.Info("Waiting for a device that another claim still holds", "device", result.Device,
-					"claim", RefOf(claim), "holder", holder.Claim(), "holderPod", podName(holder))
+					"claim", RefOf(claim), "holder", holder.Claim(), "holderPod", holder.Pod())
 			}
 			select {
 			case <-changed:

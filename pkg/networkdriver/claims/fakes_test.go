@@ -8,14 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -41,8 +43,9 @@ type host struct {
 	calls     []string         // "setup a", "free a", "return a"
 	fail      map[string]error // by call
 	block     map[string]chan struct{}
-	onReturn  func(*tables.DRAAllocation)
-	cancelled bool // whether a Free saw an ended context
+	onReturn  func()
+	patience  time.Duration // instead of what the room asks for, if set
+	cancelled bool          // whether a Free saw an ended context
 }
 
 func newHost() *host {
@@ -88,15 +91,45 @@ func (h *host) vlan(device string) (int, bool) {
 	return vlan, set
 }
 
-// Return implements [Returner].
-func (h *host) Return(ctx context.Context, row *tables.DRAAllocation) error {
-	if err := h.enter(ctx, "return "+row.DeviceName); err != nil {
+// fakeWorld is what the room sees of the host, and the claims' status.
+type fakeWorld struct {
+	*host
+	attachments.StatusWriter
+}
+
+var _ attachments.World = (*fakeWorld)(nil)
+
+func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
+	if err := h.enter(ctx, "return "+dev.IfName()); err != nil {
 		return err
 	}
 	if h.onReturn != nil {
-		h.onReturn(row)
+		h.onReturn()
 	}
 	return nil
+}
+func (h *host) Attach(context.Context, string, types.Device, string) (*types.Attachment, error) {
+	return nil, errors.New("not expected")
+}
+func (h *host) Find(context.Context, string, types.Device) (*types.Attachment, bool, error) {
+	return nil, false, errors.New("not expected")
+}
+func (h *host) CheckNetNS(string) error { return errors.New("not expected") }
+func (h *host) Validate(dev types.Device, config types.DeviceConfig) error {
+	return dev.Validate(config)
+}
+func (h *host) Setup(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error) {
+	return dev.Setup(ctx, config)
+}
+func (h *host) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
+	return dev.Free(ctx, config)
+}
+func (h *host) Now() time.Time { return time.Now() }
+func (h *host) WithTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if h.patience > 0 {
+		limit = h.patience
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 // fakeDevice is a device of the host. It is prepared if Found is true.
@@ -185,7 +218,7 @@ func (m fakeManager) RestoreDevice(data []byte) (types.Device, error) {
 	return (*fakeDevice)(&d), nil
 }
 
-// fakeStatus is a [StatusWriter] that keeps what it is told.
+// fakeStatus is an [attachments.StatusWriter] that keeps what it is told.
 type fakeStatus struct {
 	mu        sync.Mutex // guards the fields below
 	applied   map[kubetypes.UID][]string
@@ -237,6 +270,7 @@ type fixture struct {
 	allocations statedb.RWTable[*tables.DRAAllocation]
 	host        *host
 	status      *fakeStatus
+	world       *fakeWorld
 }
 
 // newFixture makes a node whose inventory has the devices of these names.
@@ -248,9 +282,13 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
 	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{}}
+	log := slog.New(slog.DiscardHandler)
+	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
+	require.NoError(t, err)
+	f.world = &fakeWorld{f.host, f.status}
 	f.Preparer = NewPreparer(Params{
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), DB: db, Devices: devices, Allocations: allocations,
-		Status: f.status, Returner: f.host, DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
+		Logger: log, DB: db, Devices: devices, Allocations: allocations,
+		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})

@@ -15,30 +15,26 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
-
-// defaultRollbackTimeout bounds the Free of one device after a failed Prepare.
-const defaultRollbackTimeout = 10 * time.Second
 
 // Params are what a [Preparer] works with.
 type Params struct {
 	Logger      *slog.Logger
 	DB          *statedb.DB
 	Devices     statedb.Table[*tables.DRADevice]
-	Allocations statedb.RWTable[*tables.DRAAllocation]
-	Status      StatusWriter
-	Returner    Returner
+	Allocations statedb.Table[*tables.DRAAllocation]
+	// Room changes devices and allocations.
+	Room *attachments.Room
 	// DriverName is the name under which the driver publishes devices.
 	DriverName string
 	// NodeName is the first part of the names of this node's pools.
 	NodeName string
 	// Metrics may be nil.
 	Metrics *Metrics
-	// RollbackTimeout bounds the Free of one device after a failed Prepare; 0 means 10 seconds.
-	RollbackTimeout time.Duration
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -47,15 +43,11 @@ type Params struct {
 // after the other.
 type Preparer struct {
 	Params
-	claims   claimLocks
 	reserved reservations
 }
 
 // NewPreparer makes a Preparer.
 func NewPreparer(p Params) *Preparer {
-	if p.RollbackTimeout == 0 {
-		p.RollbackTimeout = defaultRollbackTimeout
-	}
 	if p.HolderPatience == 0 {
 		p.HolderPatience = defaultHolderPatience
 	}
@@ -85,12 +77,12 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	start := time.Now()
 	defer func() { p.Metrics.done("prepare", start, err) }()
 
-	unlock, err := p.claims.lock(ctx, string(claim.UID))
+	held, err := p.Room.Lock(ctx, claim.UID)
 	if err != nil {
 		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), err)
 	}
-	defer unlock()
-	if result, err = p.prepare(ctx, claim); err != nil {
+	defer held.Unlock()
+	if result, err = p.prepare(ctx, claim, held); err != nil {
 		hint := ""
 		if IsPermanent(err) {
 			hint = " (permanent: trying again does not help)"
@@ -111,7 +103,7 @@ type wanted struct {
 	manager types.DeviceManagerType
 }
 
-func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (Result, error) {
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, held *attachments.Claim) (Result, error) {
 	ref := RefOf(claim)
 	pod, err := consumerOf(claim)
 	if err != nil {
@@ -121,8 +113,8 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err != nil {
 		return Result{}, err
 	}
-	stale := p.matchRows(ref, pod, devices)
-	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || needsSetup(w.row) }) {
+	stale := matchRows(held.Rows(), pod, devices)
+	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || w.row.Releasing || needsSetup(w.row) }) {
 		return p.resultOf(devices), nil
 	}
 
@@ -135,13 +127,18 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err := p.check(ref, pod, devices); err != nil {
 		return Result{}, err
 	}
-	if err = p.freeStale(ctx, pod, stale); err == nil {
-		err = p.setUp(ctx, ref, pod, devices)
+	if err := checkStale(pod, stale); err != nil {
+		return Result{}, err
 	}
-	if err != nil {
-		if len(stale) > 0 {
-			p.Status.Withdraw(ref) // what was freed must not come back at the next restart
+	plan := attachments.Plan{Claim: ref, Stale: stale}
+	for _, w := range devices {
+		if w.device == nil {
+			plan.Keep = append(plan.Keep, w.row)
+		} else {
+			plan.SetUp = append(plan.SetUp, newRow(ref, pod, w))
 		}
+	}
+	if err := held.Prepare(ctx, plan); err != nil {
 		return Result{}, err
 	}
 	return p.resultOf(devices), nil
@@ -206,10 +203,10 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 	return devices, nil
 }
 
-// matchRows gives every wanted device its row if there is one. What it returns are rows of this claim that the pod
+// matchRows gives every wanted device its row if it is among the claim's. What it returns are the rows that the pod
 // does not want: from a pod that had the claim before, or from an earlier allocation.
-func (p *Preparer) matchRows(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) (stale []*tables.DRAAllocation) {
-	for row := range p.Allocations.List(p.DB.ReadTxn(), tables.AllocationsByClaim(claim.UID)) {
+func matchRows(rows []*tables.DRAAllocation, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) (stale []*tables.DRAAllocation) {
+	for _, row := range rows {
 		i := slices.IndexFunc(devices, func(w *wanted) bool {
 			return row.PodUID == pod.UID && row.Pool == w.pool && row.DeviceName == w.name
 		})
@@ -223,7 +220,9 @@ func (p *Preparer) matchRows(claim Ref, pod resourceapi.ResourceClaimConsumerRef
 }
 
 // needsSetup is true for a row of a device that could not be freed or attached: Setup brings it into shape again.
-func needsSetup(row *tables.DRAAllocation) bool { return row.Error != "" && row.Attachment == nil }
+func needsSetup(row *tables.DRAAllocation) bool {
+	return (row.Error != "" || row.Releasing) && row.Attachment == nil
+}
 
 // ifName is the name that the device's link will have in the pod; empty for a device without one.
 func ifName(config types.DeviceConfig, device types.Device) string {
@@ -274,7 +273,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 	for _, w := range devices {
 		if row := otherHolder(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
 			return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
-				w.request, w.name, row.Claim(), row.ClaimUID, podName(row), row.PodUID)
+				w.request, w.name, row.Claim(), row.ClaimUID, row.Pod(), row.PodUID)
 		}
 	}
 
@@ -288,7 +287,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 			continue
 		}
 		if name := ifName(row.Config, row.PreparedDevice); name != "" {
-			names[name] = user{row.Request, refOfRow(row)}
+			names[name] = user{row.Request, row.ClaimRef()}
 		}
 	}
 	for _, w := range devices {
@@ -318,7 +317,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		if w.device == nil {
 			continue
 		}
-		if err := w.device.Validate(w.config); err != nil {
+		if err := p.Room.Validate(w.device, w.config); err != nil {
 			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
 		}
 		if name := w.device.KernelIfName(); w.config.PodIfName == "" && name != "" {
@@ -331,67 +330,24 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 	return nil
 }
 
-func podName(row *tables.DRAAllocation) string { return row.ClaimNamespace + "/" + row.PodName }
-
-// freeStale gives back what an earlier pod had through this claim. Kubelet does not unprepare a claim that is passed
-// on from one pod to the next, so nobody else would; but as long as a link is in the earlier pod, that pod may use it.
-func (p *Preparer) freeStale(ctx context.Context, pod resourceapi.ResourceClaimConsumerReference, stale []*tables.DRAAllocation) error {
+// checkStale refuses to take a device from an earlier pod that has its link, and so may use it. Kubelet does not unprepare
+// a claim that is passed on from one pod to the next, so nobody else gives back what that pod had.
+func checkStale(pod resourceapi.ResourceClaimConsumerReference, stale []*tables.DRAAllocation) error {
 	for _, row := range stale {
 		if row.Attachment != nil {
 			return fmt.Errorf("device %s is still in pod %s (uid %s), which had this claim before pod %s (uid %s)",
-				row.DeviceName, podName(row), row.PodUID, pod.Name, pod.UID)
-		}
-	}
-	for _, row := range stale {
-		if err := p.free(ctx, row); err != nil {
-			return fmt.Errorf("give back what pod %s (uid %s) had of this claim: %w", podName(row), row.PodUID, err)
+				row.DeviceName, row.Pod(), row.PodUID, pod.Name, pod.UID)
 		}
 	}
 	return nil
 }
 
-// setUp is the part of Prepare that changes something.
-func (p *Preparer) setUp(ctx context.Context, claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
-	var rows, done []*tables.DRAAllocation
-	for _, w := range devices {
-		if w.device == nil {
-			rows = append(rows, w.row)
-			continue
-		}
-		prepared, err := w.device.Setup(ctx, w.config)
-		if err != nil {
-			return p.rollBack(ctx, claim, done, fmt.Errorf("request %q: set up device %s: %w", w.request, w.name, err))
-		}
-		row := newRow(claim, pod, w, prepared)
-		rows, done = append(rows, row), append(done, row)
-	}
-	if err := p.Status.Apply(ctx, claim, rows); err != nil {
-		// The API server may have taken it although the answer says otherwise.
-		defer p.Status.Withdraw(claim)
-		return p.rollBack(ctx, claim, done, fmt.Errorf("record the devices in the claim's status: %w", err))
-	}
-	txn := p.DB.WriteTxn(p.Allocations)
-	defer txn.Abort()
-	for _, row := range done {
-		if _, _, err := p.Allocations.Insert(txn, row); err != nil {
-			txn.Abort() // frees the table for the rollback
-			defer p.Status.Withdraw(claim)
-			return p.rollBack(ctx, claim, done, fmt.Errorf("add device %s to table %s: %w", row.DeviceName, p.Allocations.Name(), err))
-		}
-	}
-	txn.Commit()
-	for _, row := range done {
-		p.Logger.Info("Device prepared", "device", row.DeviceName, "claim", claim, "pod", podName(row),
-			"podIfName", row.Config.PodIfName, "vlan", row.Config.VLAN())
-	}
-	return nil
-}
-
-func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted, prepared types.Device) *tables.DRAAllocation {
+// newRow is the row that the device is to have, with the device as it is before it is set up.
+func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted) *tables.DRAAllocation {
 	return &tables.DRAAllocation{
 		DeviceName:     w.name,
 		Manager:        w.manager,
-		PreparedDevice: prepared,
+		PreparedDevice: w.device,
 		Pool:           w.pool,
 		PodUID:         pod.UID,
 		ClaimUID:       claim.UID,
@@ -401,53 +357,6 @@ func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted
 		PodName:        pod.Name,
 		Request:        w.request,
 	}
-}
-
-// rollBack frees in reverse order what this call has set up, and returns the error to answer with. A device that
-// cannot be freed gets, or keeps, a row that says so: it is not given to anybody else, and the next Prepare or
-// Unprepare of the claim deals with it.
-func (p *Preparer) rollBack(ctx context.Context, claim Ref, done []*tables.DRAAllocation, cause error) error {
-	var freed, kept []*tables.DRAAllocation
-	for _, row := range slices.Backward(done) {
-		if err := p.freeInTime(ctx, row); err != nil {
-			p.Logger.Error("Device could not be freed after its claim failed to prepare; it stays with the claim until kubelet unprepares it",
-				"device", row.DeviceName, "claim", claim, "pod", podName(row), "error", err)
-			kept = append(kept, row.With(func(r *tables.DRAAllocation) { r.Error = "roll back a failed prepare: " + err.Error() }))
-			cause = fmt.Errorf("%w; and device %s could not be freed again: %w", cause, row.DeviceName, err)
-			continue
-		}
-		freed = append(freed, row)
-	}
-	if len(done) == 0 {
-		return cause
-	}
-	txn := p.DB.WriteTxn(p.Allocations)
-	defer txn.Abort()
-	withdraw := false
-	for _, row := range freed {
-		_, had, err := p.Allocations.Delete(txn, row)
-		withdraw = withdraw || had
-		if err != nil {
-			cause = fmt.Errorf("%w; and remove the row of device %s: %w", cause, row.DeviceName, err)
-		}
-	}
-	for _, row := range kept {
-		if _, _, err := p.Allocations.Insert(txn, row); err != nil {
-			cause = fmt.Errorf("%w; and keep the row of device %s: %w", cause, row.DeviceName, err)
-		}
-	}
-	txn.Commit()
-	if withdraw {
-		p.Status.Withdraw(claim)
-	}
-	return cause
-}
-
-// freeInTime frees the device also when the call's context has ended, which may be why it failed.
-func (p *Preparer) freeInTime(ctx context.Context, row *tables.DRAAllocation) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.RollbackTimeout)
-	defer cancel()
-	return row.PreparedDevice.Free(ctx, row.Config)
 }
 
 func (p *Preparer) resultOf(devices []*wanted) Result {

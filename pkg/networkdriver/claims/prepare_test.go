@@ -313,7 +313,7 @@ func TestPrepareRollsBackAfterCancellation(t *testing.T) {
 // A rollback that hangs is given up, and its device stays with the claim.
 func TestPrepareRollbackIsBounded(t *testing.T) {
 	f := newFixture(t, "a")
-	f.RollbackTimeout = time.Millisecond
+	f.host.patience = time.Millisecond
 	f.host.block["free a"] = make(chan struct{})
 	f.status.fail = errors.New("boom")
 	_, err := f.Prepare(t.Context(), newClaim("c", with("net", "a")))

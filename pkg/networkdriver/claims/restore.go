@@ -14,7 +14,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/statedb"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,6 +21,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -37,14 +37,14 @@ type Observer interface {
 
 // RestorerParams are what a [Restorer] works with.
 type RestorerParams struct {
-	Logger      *slog.Logger
-	DB          *statedb.DB
-	Allocations statedb.RWTable[*tables.DRAAllocation]
-	Claims      ClaimGetter
-	Managers    []types.DeviceManager
-	Observer    Observer
-	DriverName  string
-	NodeName    string
+	Logger *slog.Logger
+	// Room takes the rows.
+	Room       *attachments.Room
+	Claims     ClaimGetter
+	Managers   []types.DeviceManager
+	Observer   Observer
+	DriverName string
+	NodeName   string
 	// BootID is the kernel's present boot id. What was set up under another one is gone.
 	BootID string
 }
@@ -95,33 +95,29 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 		return cmp.Or(a.object.CreationTimestamp.Compare(b.object.CreationTimestamp.Time), cmp.Compare(a.object.UID, b.object.UID))
 	})
 
-	txn := r.DB.WriteTxn(r.Allocations)
-	defer txn.Abort()
-	observed := make([][]*tables.DRAAllocation, len(claims))
-	total := 0
-	for i, c := range claims {
+	holders := map[string]*tables.DRAAllocation{}
+	var rows []*tables.DRAAllocation
+	for _, c := range claims {
+		first := len(rows)
 		for _, row := range r.rowsOf(c) {
-			key := tables.AllocationByKey(tables.AllocationKey(row.Pool, row.DeviceName))
-			if other, _, found := r.Allocations.Get(txn, key); found {
+			key := tables.AllocationKey(row.Pool, row.DeviceName)
+			if other := holders[key]; other != nil {
 				r.Logger.Warn("Device is recorded for two claims and restored for the older one only", "device", row.DeviceName, "pool", row.Pool,
-					"claim", other.Claim(), "pod", podName(other), "otherClaim", row.Claim(), "otherPod", podName(row))
+					"claim", other.Claim(), "pod", other.Pod(), "otherClaim", row.Claim(), "otherPod", row.Pod())
 				continue
 			}
-			if _, _, err := r.Allocations.Insert(txn, row); err != nil {
-				return fmt.Errorf("restore device %s: %w", row.DeviceName, err)
-			}
-			observed[i] = append(observed[i], row)
-			total++
+			holders[key] = row
+			rows = append(rows, row)
+		}
+		// Before the rows can be seen, so that whoever watches them does not write back what was just read.
+		if len(rows) > first {
+			r.Observer.Observe(c.object, rows[first:])
 		}
 	}
-	// Before the rows can be seen, so that whoever watches them does not write back what was just read.
-	for i, c := range claims {
-		if len(observed[i]) > 0 {
-			r.Observer.Observe(c.object, observed[i])
-		}
+	if err := r.Room.Restore(rows); err != nil {
+		return fmt.Errorf("restore devices: %w", err)
 	}
-	txn.Commit()
-	r.Logger.Info("Prepared devices restored", "devices", total, "claims", len(claims), "pods", len(pods))
+	r.Logger.Info("Prepared devices restored", "devices", len(rows), "claims", len(claims), "pods", len(pods))
 	return nil
 }
 

@@ -47,7 +47,7 @@ type restored struct {
 func newRestored(t testing.TB, api *fakeAPI) *restored {
 	r := &restored{fixture: newFixture(t), log: &testenv.LogBuffer{}, observed: fakeObserver{}, api: api}
 	r.restorer = NewRestorer(RestorerParams{
-		Logger: slog.New(slog.NewTextHandler(r.log, nil)), DB: r.db, Allocations: r.allocations, Claims: api,
+		Logger: slog.New(slog.NewTextHandler(r.log, nil)), Room: r.Room, Claims: api,
 		Managers: []types.DeviceManager{fakeManager{r.host}}, Observer: r.observed,
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot,
 	})

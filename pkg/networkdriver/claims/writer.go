@@ -19,6 +19,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -84,9 +85,9 @@ func NewWriter(p WriterParams) *Writer {
 	}
 }
 
-var _ StatusWriter = (*Writer)(nil)
+var _ attachments.StatusWriter = (*Writer)(nil)
 
-// Apply implements [StatusWriter].
+// Apply implements [attachments.StatusWriter].
 func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocation) error {
 	unlock, err := w.claims.lock(ctx, string(claim.UID))
 	if err != nil {
@@ -112,7 +113,7 @@ func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocat
 	return nil
 }
 
-// Withdraw implements [StatusWriter].
+// Withdraw implements [attachments.StatusWriter].
 func (w *Writer) Withdraw(claim Ref) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +158,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	for {
 		batch, watch := changes.Next(w.DB.ReadTxn())
 		for change := range batch {
-			queue.AddAfter(refOfRow(change.Object), coalesceTime)
+			queue.AddAfter(change.Object.ClaimRef(), coalesceTime)
 		}
 		select {
 		case <-watch:

@@ -43,7 +43,7 @@ func (f *writerFixture) newWriter() {
 		Logger: slog.New(slog.NewTextHandler(f.log, nil)), DB: f.db, Allocations: f.allocations, Client: f.api,
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot,
 	})
-	f.Preparer.Status = f.writer
+	f.world.StatusWriter = f.writer
 }
 
 // run runs the writer until the test, or the returned function, ends it.

@@ -87,7 +87,7 @@ func startRuntime(t *testing.T, socket string, pods ...*api.PodSandbox) *testRun
 }
 
 func startPlugin(t *testing.T, f *fixture, socket string) *Plugin {
-	p := NewPlugin(socket, DefaultIndex, f.hooks, f.hooks.metrics, slog.New(slog.DiscardHandler))
+	p := NewPlugin(socket, DefaultIndex, f.hooks, f.metrics, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -126,10 +126,9 @@ func disconnected(s Status) bool { return !s.Connected }
 func TestConnection(t *testing.T) {
 	f := newFixture(t)
 	socket := filepath.Join(t.TempDir(), "nri.sock")
-	a := f.prepare("pod", "a", 1)
-	b := f.prepare("running", "b", 2)
-	pod, netns := newSandbox(t, "pod", "s1")
-	running, runningNS := newSandbox(t, "running", "s2")
+	f.pods.prepare("pod")
+	f.pods.prepare("running")
+	pod, running := newSandbox("pod", "s1"), newSandbox("running", "s2")
 
 	plugin := startPlugin(t, f, socket)
 	status := waitStatus(t, plugin, func(s Status) bool { return s.Reason != "not connected to the container runtime yet" })
@@ -140,7 +139,7 @@ func TestConnection(t *testing.T) {
 
 	r := startRuntime(t, socket, running)
 	require.NoError(t, plugin.WaitConnected(t.Context()))
-	f.at(b, runningNS, "s2")
+	require.Equal(t, "s2", f.pods.where("running"))
 
 	// The runtime lists the plugin just after it has synchronized it.
 	ctx := t.Context()
@@ -148,30 +147,25 @@ func TestConnection(t *testing.T) {
 		if err := r.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod}); err != nil {
 			t.Error(err)
 		}
-		return f.row("a").Attachment != nil
+		return f.pods.where("pod") == "s1"
 	}, 5*time.Second, 5*time.Millisecond)
-	f.at(a, netns, "s1")
 	require.NoError(t, r.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: pod}))
-	f.at(a, "", "")
+	require.Empty(t, f.pods.where("pod"))
 
-	f.linker.mu.Lock()
-	f.linker.attachErr["a"] = errors.New("name net-a is taken in the pod")
-	f.linker.mu.Unlock()
+	f.pods.failWith("attach s1", errors.New("device a: name net-a is taken in the pod"))
 	err := r.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod})
-	require.ErrorContains(t, err, "device a (claim default/claim, request net): name net-a is taken in the pod")
+	require.ErrorContains(t, err, "device a: name net-a is taken in the pod")
 	_, err = r.CreateContainer(ctx, &api.CreateContainerRequest{Pod: pod, Container: &api.Container{Id: "c", Name: "app"}})
 	require.ErrorContains(t, err, "container app is not started")
 
 	r.kill()
 	waitStatus(t, plugin, disconnected)
-	f.linker.mu.Lock()
-	delete(f.linker.attachErr, "a")
-	f.linker.mu.Unlock()
+	f.pods.failWith("attach s1", nil)
 	r = startRuntime(t, socket, running, pod)
 	waitStatus(t, plugin, connected)
-	f.at(a, netns, "s1")
-	f.at(b, runningNS, "s2")
-	require.InDelta(t, 2, testutil.ToFloat64(f.hooks.metrics.connections), 0)
+	require.Equal(t, "s1", f.pods.where("pod"))
+	require.Equal(t, "s2", f.pods.where("running"))
+	require.InDelta(t, 2, testutil.ToFloat64(f.metrics.connections), 0)
 	r.kill()
 	waitStatus(t, plugin, disconnected)
 }
@@ -187,24 +181,20 @@ func TestFailurePolicy(t *testing.T) {
 	plugin := startPlugin(t, f, socket)
 	require.NoError(t, plugin.WaitConnected(t.Context()))
 
-	a := f.prepare("pod", "a", 1)
-	f.linker.block, f.linker.entered = make(chan struct{}), make(chan struct{})
-	pod, netns := newSandbox(t, "pod", "s1")
+	f.pods.prepare("pod")
+	release := f.pods.hold("attach s1")
+	pod := newSandbox("pod", "s1")
 	require.Eventually(t, func() bool {
 		return r.RunPodSandbox(t.Context(), &api.RunPodSandboxRequest{Pod: pod}) != nil
 	}, 5*time.Second, 5*time.Millisecond)
-	f.linker.mu.Lock()
-	release := f.linker.block
-	f.linker.block = nil
-	f.linker.mu.Unlock()
-	close(release)
+	release()
 	require.Eventually(t, func() bool {
 		return r.RunPodSandbox(t.Context(), &api.RunPodSandboxRequest{Pod: pod}) == nil
 	}, 5*time.Second, 5*time.Millisecond)
-	f.at(a, netns, "s1")
+	require.Equal(t, "s1", f.pods.where("pod"))
 	status, _ := plugin.Status()
 	require.True(t, status.Connected)
-	require.InDelta(t, 1, testutil.ToFloat64(f.hooks.metrics.connections), 0)
+	require.InDelta(t, 1, testutil.ToFloat64(f.metrics.connections), 0)
 }
 
 type forgetful struct{ registered chan struct{} }

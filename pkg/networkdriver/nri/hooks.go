@@ -11,13 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/statedb"
 	"github.com/containerd/nri/pkg/api"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
-	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
-	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
-	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 )
 
 // HookTimeout is how long a hook may keep a runtime waiting that gives a plugin two seconds, as they do by default.
@@ -27,46 +24,38 @@ const HookTimeout = 1500 * time.Millisecond
 // hookShare of the time that the runtime gives a plugin is the hook's; the rest is for the way there and back.
 const hookShare = 0.75
 
-// undoTimeout bounds what goes on after a hook has given up: taking back what it had attached.
-const undoTimeout = 10 * time.Second
+// releaseTimeout bounds bringing devices home, which goes on when the hook has given up.
+const releaseTimeout = 10 * time.Second
 
-// Linker moves the link of a device between the host's and a pod's network namespace; podnet.Mover is the one for
-// the kernel. An error that wraps podnet.ErrLinkGone says that the link is neither on the host nor in the pod.
-type Linker interface {
-	// Attach moves the link from the host into the namespace, names it podIfName (its host name when empty) and
-	// brings it up. A link that is inside already is no error. When it fails the link is on the host.
-	Attach(ctx context.Context, netnsPath string, dev types.Device, podIfName string) (*types.Attachment, error)
-	// Detach brings the link home, from the namespace or from wherever the kernel left it. A link that is at home is
-	// no error, neither is an empty path or a namespace that is gone.
-	Detach(ctx context.Context, netnsPath string, dev types.Device) error
-	// Find looks for the link inside the namespace.
-	Find(ctx context.Context, netnsPath string, dev types.Device) (*types.Attachment, bool, error)
+// Pods are the pods' devices, as far as the runtime's events are about them; [attachments.Room] is the one.
+type Pods interface {
+	// HasDevices says whether the pod has a device.
+	HasDevices(pod kubetypes.UID) bool
+	// InPlace says whether every device of the pod is in this sandbox.
+	InPlace(pod kubetypes.UID, sandboxID string) bool
+	// Attach puts all devices of the pod into the sandbox, or none.
+	Attach(ctx context.Context, s attachments.Sandbox) error
+	// Detach brings home what is in this sandbox.
+	Detach(ctx context.Context, s attachments.Sandbox) error
+	// Synchronize makes up for the events that were missed.
+	Synchronize(ctx context.Context, sandboxes []attachments.Sandbox)
 }
 
-// Hooks are the driver's side of the runtime's pod events. Events of one pod wait for each other, events of
-// different pods do not.
+// Hooks are the driver's side of the runtime's pod events.
 type Hooks struct {
-	db          *statedb.DB
-	allocations statedb.RWTable[*tables.DRAAllocation]
-	linker      Linker
-	namespaces  namespaces
-	log         *slog.Logger
-	metrics     *Metrics
-	timeout     atomic.Int64 // of a hook, in nanoseconds
+	pods    Pods
+	log     *slog.Logger
+	timeout atomic.Int64 // of a hook, in nanoseconds
 
-	locks   keylock.Locks[kubetypes.UID] // of pods that something is being done for
-	running operations
+	running   operations
+	sandboxes sandboxes
 }
 
-// NewHooks returns the hooks over the allocation table.
-func NewHooks(db *statedb.DB, allocations statedb.RWTable[*tables.DRAAllocation], linker Linker, metrics *Metrics, log *slog.Logger) (*Hooks, error) {
-	ns, err := hostNamespaces()
-	if err != nil {
-		return nil, err
-	}
-	h := &Hooks{db: db, allocations: allocations, linker: linker, namespaces: ns, log: log, metrics: metrics}
+// NewHooks returns the hooks for the pods' devices.
+func NewHooks(pods Pods, log *slog.Logger) *Hooks {
+	h := &Hooks{pods: pods, log: log}
 	h.timeout.Store(int64(HookTimeout))
-	return h, nil
+	return h
 }
 
 // setRequestTimeout takes over how long the runtime waits for a plugin, zero if it did not say so.
@@ -82,22 +71,25 @@ func (h *Hooks) hookTimeout() time.Duration { return time.Duration(h.timeout.Loa
 // RunPodSandbox attaches the devices of the pod. On failure none is left inside, the sandbox is refused, and kubelet
 // makes a new one.
 func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	if !h.hasDevices(pod) {
+	s := sandboxOf(pod)
+	h.sandboxes.add(s)
+	if !h.pods.HasDevices(s.PodUID) {
 		return nil
 	}
-	return h.bounded(ctx, "attach", pod, func(ctx context.Context) error {
-		return h.attachPod(ctx, pod)
+	return h.bounded(ctx, "attach", s, func(ctx context.Context) error {
+		return h.pods.Attach(ctx, s)
 	})
 }
 
 // CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it. It is what
 // keeps a pod from running bare when its sandbox started while the driver was away.
 func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	if h.inPlace(pod) {
+	if h.pods.InPlace(kubetypes.UID(pod.GetUid()), pod.GetId()) {
 		return nil, nil, nil
 	}
-	err := h.bounded(ctx, "late attach", pod, func(ctx context.Context) error {
-		return h.attachPod(ctx, pod)
+	s := sandboxOf(pod)
+	err := h.bounded(ctx, "late attach", s, func(ctx context.Context) error {
+		return h.pods.Attach(ctx, s)
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("container %s is not started without its pod's devices: %w", ctr.GetName(), err)
@@ -121,49 +113,62 @@ func (h *Hooks) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error
 }
 
 func (h *Hooks) release(ctx context.Context, pod *api.PodSandbox) {
-	if !h.hasDevices(pod) {
+	s := h.sandboxes.remove(sandboxOf(pod))
+	if !h.pods.HasDevices(s.PodUID) {
 		return
 	}
-	err := h.bounded(ctx, "detach", pod, func(ctx context.Context) error {
+	err := h.bounded(ctx, "detach", s, func(ctx context.Context) error {
 		// The sandbox goes away whether or not its runtime still waits.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		return h.detachPod(ctx, pod)
+		return h.pods.Detach(ctx, s)
 	})
 	if err != nil {
 		h.log.Error("A device did not come home from a pod; it is tried again when its claim is unprepared",
-			"pod", podName(pod), "sandbox", pod.GetId(), "error", err)
+			"pod", s.Pod(), "sandbox", s.ID, "error", err)
 	}
 }
 
-// hasDevices is what every sandbox event of every pod on the node pays for: one index lookup.
-func (h *Hooks) hasDevices(pod *api.PodSandbox) bool {
-	_, _, ok := h.allocations.Get(h.db.ReadTxn(), tables.AllocationsByPod(kubetypes.UID(pod.GetUid())))
-	return ok
-}
-
-// inPlace says whether every device of the pod is in this sandbox.
-func (h *Hooks) inPlace(pod *api.PodSandbox) bool {
-	for row := range h.allocations.List(h.db.ReadTxn(), tables.AllocationsByPod(kubetypes.UID(pod.GetUid()))) {
-		if !attachedTo(row, pod.GetId()) {
-			return false
-		}
+// Synchronize makes up for the events that came while the driver was away. It returns within the hook's time, the rest
+// goes on behind it; the containers of those pods wait in CreateContainer.
+func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	populated := map[string]bool{}
+	for _, c := range containers {
+		populated[c.GetPodSandboxId()] = true
 	}
-	return true
-}
+	all := make([]attachments.Sandbox, len(pods))
+	for i, pod := range pods {
+		all[i] = sandboxOf(pod)
+		all[i].Populated = populated[pod.GetId()]
+	}
+	h.sandboxes.replace(all)
 
-// rows returns the pod's rows in the order of their keys.
-func (h *Hooks) rows(podUID kubetypes.UID) []*tables.DRAAllocation {
-	return statedb.Collect(h.allocations.List(h.db.ReadTxn(), tables.AllocationsByPod(podUID)))
+	done := make(chan struct{})
+	background := context.WithoutCancel(ctx)
+	end := h.running.begin("synchronize with the runtime")
+	go func() {
+		defer end()
+		defer close(done)
+		h.pods.Synchronize(background, all)
+	}()
+	timer := time.NewTimer(h.hookTimeout())
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		h.log.Warn("Synchronizing with the runtime takes long and goes on in the background", "sandboxes", len(all))
+	case <-ctx.Done():
+	}
+	return nil, nil
 }
 
 // bounded runs work and stops waiting for it after the hook's time: a netlink call to a busy PF cannot be cancelled.
 // The work then goes on with its context cancelled, and undoes what it did.
-func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, work func(context.Context) error) error {
+func (h *Hooks) bounded(ctx context.Context, what string, s attachments.Sandbox, work func(context.Context) error) error {
 	limit := h.hookTimeout()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	result := make(chan error, 1)
-	end := h.running.begin(what + " for pod " + podName(pod))
+	end := h.running.begin(what + " for pod " + s.Pod())
 	go func() {
 		defer end()
 		defer cancel()
@@ -180,9 +185,9 @@ func (h *Hooks) bounded(ctx context.Context, what string, pod *api.PodSandbox, w
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%s for pod %s takes longer than %s", what, podName(pod), limit)
+		return fmt.Errorf("%s for pod %s takes longer than %s", what, s.Pod(), limit)
 	}
-	return fmt.Errorf("%s for pod %s: %w", what, podName(pod), ctx.Err())
+	return fmt.Errorf("%s for pod %s: %w", what, s.Pod(), ctx.Err())
 }
 
 // Wait returns when no hook's work is going on.
@@ -191,14 +196,3 @@ func (h *Hooks) Wait() { h.running.wait() }
 // Stuck names the work that has been going on for longer than limit, empty for none. The kernel does not answer then,
 // and only a restart of the agent helps.
 func (h *Hooks) Stuck(limit time.Duration) string { return h.running.olderThan(limit) }
-
-func attachedTo(row *tables.DRAAllocation, sandboxID string) bool {
-	return row.Attachment != nil && row.Attachment.SandboxID == sandboxID
-}
-
-func podName(pod *api.PodSandbox) string { return pod.GetNamespace() + "/" + pod.GetName() }
-
-// describe names the row's device the way errors and logs do.
-func describe(row *tables.DRAAllocation) string {
-	return fmt.Sprintf("device %s (claim %s, request %s)", row.DeviceName, row.Claim(), row.Request)
-}

@@ -5,6 +5,7 @@ package tables
 
 import (
 	"fmt"
+	"log/slog"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
@@ -43,13 +44,18 @@ type DRAAllocation struct {
 	Attachment *types.Attachment `json:",omitempty"`
 	// Error is why the last attach or free of the device failed; empty when it did not.
 	Error string `json:",omitempty"`
+	// Releasing is true from the moment that the device is being given back, and stays so when that fails: the device is
+	// not moved into a pod any more. No record of it outlives the agent.
+	Releasing bool `json:",omitempty"`
 }
 
-// State is the row's state in a word: Prepared, Attached or Failed.
+// State is the row's state in a word: Prepared, Attached, Releasing or Failed.
 func (a *DRAAllocation) State() string {
 	switch {
 	case a.Error != "":
 		return "Failed"
+	case a.Releasing:
+		return "Releasing"
 	case a.Attachment != nil:
 		return "Attached"
 	default:
@@ -57,8 +63,29 @@ func (a *DRAAllocation) State() string {
 	}
 }
 
+// ClaimRef names one ResourceClaim object. The UID tells it from an earlier or later claim of the same name.
+type ClaimRef struct {
+	Namespace string
+	Name      string
+	UID       kubetypes.UID
+}
+
+// String is the claim's namespace and name.
+func (r ClaimRef) String() string { return r.Namespace + "/" + r.Name }
+
+// LogValue implements [slog.LogValuer].
+func (r ClaimRef) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+// ClaimRef names the claim that the device was prepared for.
+func (a *DRAAllocation) ClaimRef() ClaimRef {
+	return ClaimRef{Namespace: a.ClaimNamespace, Name: a.ClaimName, UID: a.ClaimUID}
+}
+
 // Claim is the claim's namespace and name.
 func (a *DRAAllocation) Claim() string { return a.ClaimNamespace + "/" + a.ClaimName }
+
+// Pod is the pod's namespace and name.
+func (a *DRAAllocation) Pod() string { return a.ClaimNamespace + "/" + a.PodName }
 
 // With returns a copy of the row that change was applied to.
 func (a *DRAAllocation) With(change func(*DRAAllocation)) *DRAAllocation {
@@ -75,7 +102,7 @@ func (a *DRAAllocation) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (a *DRAAllocation) TableRow() []string {
 	return []string{
-		a.DeviceName, a.Manager.String(), a.Pool, a.Claim(), a.ClaimNamespace + "/" + a.PodName, a.Config.PodIfName,
+		a.DeviceName, a.Manager.String(), a.Pool, a.Claim(), a.Pod(), a.Config.PodIfName,
 		fmt.Sprint(a.Config.VLAN()), a.State(), a.Error,
 	}
 }

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// errHostNetwork refuses a pod on the host network: attaching to it would rename and move the node's own interfaces.
+var errHostNetwork = errors.New("the pod runs on the host network, where a device cannot be attached; " +
+	"remove hostNetwork or the claim from the pod")
+
+// Outside is the real [World].
+type Outside struct {
+	*podnet.Mover
+	// StatusWriter is set before the room is used: it goes by the driver's name, which the node config says.
+	StatusWriter
+	hostNetNS os.FileInfo
+}
+
+var _ World = (*Outside)(nil)
+
+// NewOutside takes the namespace of the process for the host's. It is asked for once, since a thread may be in a pod's
+// namespace later on.
+func NewOutside(mover *podnet.Mover) (*Outside, error) {
+	host, err := os.Stat("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("look up the host's network namespace: %w", err)
+	}
+	return &Outside{Mover: mover, hostNetNS: host}, nil
+}
+
+// CheckNetNS implements [World].
+func (o *Outside) CheckNetNS(path string) error {
+	if path == "" {
+		return errHostNetwork
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("network namespace %s of the pod is gone", path)
+	case err != nil:
+		return fmt.Errorf("network namespace of the pod: %w", err)
+	case os.SameFile(info, o.hostNetNS):
+		return errHostNetwork
+	}
+	return nil
+}
+
+// Validate implements [World].
+func (o *Outside) Validate(dev types.Device, config types.DeviceConfig) error {
+	return dev.Validate(config)
+}
+
+// Setup implements [World].
+func (o *Outside) Setup(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error) {
+	return dev.Setup(ctx, config)
+}
+
+// Free implements [World].
+func (o *Outside) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
+	return dev.Free(ctx, config)
+}
+
+// Now implements [World].
+func (o *Outside) Now() time.Time { return time.Now() }
+
+// WithTimeout implements [World].
+func (o *Outside) WithTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, limit)
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+const (
+	// syncParallel is how many pods are looked at side by side.
+	syncParallel = 4
+	// syncPodTimeout bounds the work on one pod, which may go on after Synchronize has returned.
+	syncPodTimeout = 10 * time.Second
+)
+
+// Synchronize makes the table and the kernel agree with the sandboxes that the runtime has, and makes up for the
+// events that came while the driver was away: what is inside a sandbox is noted, what should be is attached, what is
+// left in a sandbox that is gone is brought home. Prepared devices whose pod has no sandbox yet stay as they are. What
+// fails is logged and stands in the rows.
+func (r *Room) Synchronize(ctx context.Context, sandboxes []Sandbox) {
+	pods := map[kubetypes.UID][]Sandbox{}
+	for row := range r.table.All(r.db.ReadTxn()) {
+		pods[row.PodUID] = nil
+	}
+	for _, s := range sandboxes {
+		if _, ok := pods[s.PodUID]; !ok {
+			continue
+		}
+		if r.world.CheckNetNS(s.NetNS) != nil {
+			s.NetNS = "" // runtimes list stopped sandboxes too; and this is not the place to refuse a pod
+		}
+		pods[s.PodUID] = append(pods[s.PodUID], s)
+	}
+	var group errgroup.Group
+	group.SetLimit(syncParallel)
+	for uid, sandboxes := range pods {
+		group.Go(func() error {
+			ctx, cancel := r.world.WithTimeout(ctx, syncPodTimeout)
+			defer cancel()
+			if err := r.syncPod(ctx, uid, sandboxes); err != nil {
+				r.log.Error("Pod could not be synchronized with the runtime", "podUID", uid, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+}
+
+func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandbox) error {
+	rows, unlock, err := r.lockPod(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	var (
+		outcomes []*outcome
+		missing  []*tables.DRAAllocation
+		failed   error
+	)
+	for _, row := range rows {
+		o := &outcome{row: row, attachment: row.Attachment}
+		inside, err := r.locate(ctx, o, sandboxes)
+		switch {
+		case err != nil:
+			o.err = err
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", describe(row), err))
+		case inside:
+		default:
+			if row.Attachment == nil {
+				missing = append(missing, row)
+				continue
+			}
+			if o.err = r.detach(ctx, row.Attachment.NetNS, o.dev()); o.err != nil {
+				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), o.err))
+				break
+			}
+			o.attachment = nil
+			missing = append(missing, row.With(o.apply))
+		}
+		outcomes = append(outcomes, o)
+	}
+	r.commit(outcomes)
+
+	target, ok := lateTarget(sandboxes)
+	if !ok || len(missing) == 0 || failed != nil || slices.ContainsFunc(rows, releasing) {
+		return failed
+	}
+	return r.attachRows(ctx, missing, target)
+}
+
+// locate looks for the row's device in the pod's sandboxes and notes where it is.
+func (r *Room) locate(ctx context.Context, o *outcome, sandboxes []Sandbox) (inside bool, err error) {
+	for _, s := range sandboxes {
+		if s.NetNS == "" {
+			continue
+		}
+		if o.dev().Link().IsZero() {
+			if attachedTo(o.row, s.ID) {
+				return true, nil
+			}
+			continue
+		}
+		found, ok, err := r.world.Find(ctx, s.NetNS, o.dev())
+		if err != nil {
+			return false, fmt.Errorf("look for the link in %s: %w", s.NetNS, err)
+		}
+		if ok {
+			o.attachment = s.holds(found)
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// lateTarget is the sandbox that the pod's devices belong into: the one with containers, or the only one. When it is
+// not plain which, CreateContainer will tell.
+func lateTarget(sandboxes []Sandbox) (Sandbox, bool) {
+	var candidates []Sandbox
+	for _, s := range sandboxes {
+		switch {
+		case s.NetNS == "":
+		case s.Populated:
+			return s, true
+		default:
+			candidates = append(candidates, s)
+		}
+	}
+	if len(candidates) != 1 {
+		return Sandbox{}, false
+	}
+	return candidates[0], true
+}

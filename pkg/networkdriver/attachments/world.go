@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"context"
+	"time"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// Sandbox is one sandbox of a pod, as the runtime tells of it.
+type Sandbox struct {
+	// ID is the runtime's name for it.
+	ID     string
+	PodUID kubetypes.UID
+	// PodNamespace and PodName name the pod for people.
+	PodNamespace, PodName string
+	// NetNS is the path of its network namespace; empty if it has none of its own, since it was stopped or is on the
+	// host network.
+	NetNS string
+	// Populated says that it has containers, which a sandbox left over does not. Only [Room.Synchronize] looks at it.
+	Populated bool
+}
+
+// Pod is the pod's namespace and name.
+func (s Sandbox) Pod() string { return s.PodNamespace + "/" + s.PodName }
+
+// World is all that the room reaches outside: the kernel, by links and by devices, the claims' status and the clock.
+// [Outside] is the real one. No write transaction is open while the room calls it.
+type World interface {
+	// Attach moves the device's link from the host into the namespace, names it podIfName (its host name when empty) and
+	// brings it up. A link that is inside already is no error. When it fails the link is on the host; an error that wraps
+	// [podnet.ErrLinkGone] says that it is neither there nor in the pod.
+	Attach(ctx context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error)
+	// Detach brings the link home, from the namespace or from wherever the kernel left it. A link that is at home is no
+	// error, neither is an empty path or a namespace that is gone.
+	Detach(ctx context.Context, netns string, dev types.Device) error
+	// Find looks for the link inside the namespace.
+	Find(ctx context.Context, netns string, dev types.Device) (*types.Attachment, bool, error)
+	// CheckNetNS says why the network namespace of a sandbox, which may be empty, is none to attach to.
+	CheckNetNS(netns string) error
+
+	// Validate, Setup and Free do what the device's methods of these names do.
+	Validate(dev types.Device, config types.DeviceConfig) error
+	Setup(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error)
+	Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error
+
+	StatusWriter
+
+	// Now is the time.
+	Now() time.Time
+	// WithTimeout is [context.WithTimeout] by the same clock.
+	WithTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc)
+}
+
+// StatusWriter makes prepared devices durable in the status of their claim.
+type StatusWriter interface {
+	// Apply makes the claim's status say what rows, all of the claim's, say, and returns when that is durable. That a
+	// claim without rows is gone is no error.
+	Apply(ctx context.Context, claim tables.ClaimRef, rows []*tables.DRAAllocation) error
+	// Withdraw takes the entries of devices that no longer have a row out of the claim's status, some time later
+	// and without a promise: the claim may be gone. A later Apply for the claim overrules it.
+	Withdraw(claim tables.ClaimRef)
+}
