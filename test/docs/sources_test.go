@@ -188,8 +188,8 @@ func TestErrors(t *testing.T) {
 	found := map[string]string{}
 	for _, s := range sources(t, "pkg/networkdriver") {
 		switch strings.TrimPrefix(s.path, "pkg/networkdriver/") {
-		case "claims/prepare.go", "claims/params.go", "claims/writer.go", "nri/attach.go", "nri/hooks.go", "nri/namespaces.go",
-			"nri/connection.go", "podnet/mover.go", "sriov/device.go", "sriov/setup.go", "dra/server.go", "dra/driver.go":
+		case "claims/prepare.go", "claims/params.go", "claims/writer.go", "attachments/attach.go", "attachments/claim.go",
+			"attachments/outside.go", "attachments/room.go", "attachments/rows.go", "nri/hooks.go", "nri/connection.go", "podnet/mover.go", "sriov/device.go", "sriov/setup.go", "dra/server.go", "dra/driver.go":
 		default:
 			continue
 		}

@@ -16,7 +16,7 @@ import (
 
 var ref = tables.ClaimRef{Namespace: "default", Name: "claim", UID: "claim-of-pod"}
 
-// lock locks the fixture's claim of pod "pod" for the test's rest, unless it is unlocked before.
+// lock locks the claim of pod "pod".
 func (f *fixture) lock() *Claim {
 	claim, err := f.Lock(f.tb.Context(), ref.UID)
 	require.NoError(f.tb, err)
@@ -46,9 +46,8 @@ func TestPrepareAndRelease(t *testing.T) {
 	require.Empty(t, f.world.takeCalls(), "a claim without rows costs nothing")
 }
 
-// As it is, a device that is being freed can be brought into its pod by nobody: neither by a container that is started,
-// nor by what a runtime that comes back finds (DESIGN: no step back). It would be there as the PF left it, without its
-// VLAN, and nobody would fetch it.
+// Nobody brings a device that is being freed back into its pod: neither a container that is started, nor a runtime that
+// comes back with the pod's sandbox. It would be there without its VLAN and without a row, and nobody would fetch it.
 func TestNoWayBackWhileReleasing(t *testing.T) {
 	f := newFixture(t)
 	a := f.prepare("pod", "a", 1)
@@ -122,6 +121,21 @@ func TestNoWayBackAfterAFailedRelease(t *testing.T) {
 			require.Empty(t, f.rows())
 		})
 	}
+}
+
+// A pod that ends gets no device late, of another claim neither.
+func TestNoLateAttachToAPodThatEnds(t *testing.T) {
+	f := newFixture(t)
+	a := f.prepare("pod", "a", 1)
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	row, b := f.newRow("pod", "b", 2)
+	f.insert(row.With(func(r *tables.DRAAllocation) { r.ClaimUID = "another" }))
+	f.world.fail["detach a"] = errors.New("busy")
+	require.Error(t, f.release(t.Context(), "pod"))
+	f.Synchronize(t.Context(), []Sandbox{pod})
+	f.at(a, pod.NetNS, "s1")
+	f.at(b, "", "")
 }
 
 // Who prepares the claim for the pod again takes the device back.

@@ -282,12 +282,7 @@ func (f *fixture) prepare(pod kubetypes.UID, name string, index int) fakeDevice 
 	return dev
 }
 
-func (f *fixture) insert(row *tables.DRAAllocation) {
-	f.write(func(txn statedb.WriteTxn) {
-		_, _, err := f.table.Insert(txn, row)
-		require.NoError(f.tb, err)
-	})
-}
+func (f *fixture) insert(row *tables.DRAAllocation) { require.NoError(f.tb, f.update(put(row))) }
 
 func (f *fixture) rows() []*tables.DRAAllocation { return statedb.Collect(f.table.All(f.db.ReadTxn())) }
 
@@ -299,25 +294,13 @@ func (f *fixture) release(ctx context.Context, pod kubetypes.UID) error {
 	return claim.Release(ctx)
 }
 
-func (f *fixture) write(change func(statedb.WriteTxn)) {
-	txn := f.db.WriteTxn(f.table)
-	change(txn)
-	txn.Commit()
-}
-
 func (f *fixture) row(name string) *tables.DRAAllocation {
 	row, _, ok := f.table.Get(f.db.ReadTxn(), tables.AllocationByKey(tables.AllocationKey("pool", name)))
 	require.True(f.tb, ok, "row of %s", name)
 	return row
 }
 
-func (f *fixture) delete(name string) {
-	row := f.row(name)
-	f.write(func(txn statedb.WriteTxn) {
-		_, _, err := f.table.Delete(txn, row)
-		require.NoError(f.tb, err)
-	})
-}
+func (f *fixture) delete(name string) { require.NoError(f.tb, f.update(remove(f.row(name)))) }
 
 // at asserts where a device's link is and what the row says about it.
 func (f *fixture) at(dev types.Device, netns, sandbox string) {

@@ -6,6 +6,7 @@ package attachments
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -299,14 +300,28 @@ func TestSynchronizeRecordsWhatFails(t *testing.T) {
 	f.at(a, "", "")
 }
 
+// asked is a context that tells when somebody waits for its end, as who waits for a lock does.
+type asked struct {
+	context.Context
+	done func() // called once
+}
+
+func (c asked) Done() <-chan struct{} {
+	c.done()
+	return c.Context.Done()
+}
+
 // A claim of the pod that is prepared while the event waits for another one's lock is not forgotten.
 func TestClaimPreparedWhileAnEventWaits(t *testing.T) {
 	f := newFixture(t)
 	a := f.prepare("pod", "a", 1)
 	first, err := f.Lock(t.Context(), "claim-of-pod")
 	require.NoError(t, err)
-	done := make(chan error)
-	go func() { done <- f.Attach(t.Context(), newSandbox("pod", "s1")) }()
+	done, waits := make(chan error), make(chan struct{})
+	go func() {
+		done <- f.Attach(asked{t.Context(), sync.OnceFunc(func() { close(waits) })}, newSandbox("pod", "s1"))
+	}()
+	<-waits
 	second, err := f.Lock(t.Context(), "another")
 	require.NoError(t, err)
 	row, b := f.newRow("pod", "b", 2)
@@ -315,7 +330,7 @@ func TestClaimPreparedWhileAnEventWaits(t *testing.T) {
 	select {
 	case err := <-done:
 		t.Fatal("the other claim is being prepared: ", err)
-	case <-time.After(20 * tick):
+	case <-waited(20):
 	}
 	second.Unlock()
 	require.NoError(t, <-done)
@@ -332,6 +347,8 @@ func TestLocksHaveAnOrder(t *testing.T) {
 			f.insert(row.With(func(r *tables.DRAAllocation) { r.ClaimUID = claim }))
 		}
 	}
+	require.Equal(t, []kubetypes.UID{"c1", "c2", "c3"}, claimsOf(f.rows()))
+	require.Equal(t, []kubetypes.UID{"c1", "c2", "c3"}, claimsOf(f.rowsOfPod("q")))
 	const rounds = 100
 	done := make(chan struct{})
 	work := func(do func()) {
@@ -379,8 +396,10 @@ func TestUpdate(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, row, now)
 	require.Equal(t, before, f.table.Revision(f.db.ReadTxn()), "what stays the same is not written")
+	require.True(t, f.HasDevices("pod"))
 	require.NoError(t, f.update(remove(row), remove(foreign)))
 	require.Empty(t, f.rows())
+	require.False(t, f.HasDevices("pod"))
 }
 
 func TestRestore(t *testing.T) {

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"reflect"
 
+	"github.com/cilium/statedb"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -59,9 +62,19 @@ func (r *Room) update(changes ...change) error {
 		changed = true
 	}
 	if changed {
+		r.notePods(txn)
 		txn.Commit()
 	}
 	return nil
+}
+
+// notePods notes which pods have rows, within the transaction that makes it so.
+func (r *Room) notePods(txn statedb.ReadTxn) {
+	pods := map[kubetypes.UID]struct{}{}
+	for row := range r.table.All(txn) {
+		pods[row.PodUID] = struct{}{}
+	}
+	r.pods.Store(&pods)
 }
 
 // edit changes the row if it is there, and returns it as it is then, nil if it is not.

@@ -352,6 +352,21 @@ func TestPrepareRepairsFailedRow(t *testing.T) {
 	require.Equal(t, "Prepared", f.row("a").State())
 	require.Equal(t, []string{"setup a"}, f.host.takeCalls())
 
+	// The same after an Unprepare that failed before it got to the device.
+	f.insert(f.row("a").With(func(r *tables.DRAAllocation) { r.Releasing = true }))
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.False(t, f.row("a").Releasing)
+	require.Equal(t, []string{"setup a"}, f.host.takeCalls())
+
+	// A device that is in the pod is not touched, and is not given back any more.
+	f.attach("a")
+	f.insert(f.row("a").With(func(r *tables.DRAAllocation) { r.Releasing = true }))
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.Equal(t, "Attached", f.row("a").State())
+	require.Empty(t, f.host.takeCalls())
+
 	// An error about a link that is in the pod is the hooks' business.
 	f.attach("a")
 	f.insert(f.row("a").With(func(r *tables.DRAAllocation) { r.Error = "detach: no" }))

@@ -65,6 +65,7 @@ func TestUnprepareFails(t *testing.T) {
 				row := f.row("a")
 				require.Equal(t, "Failed", row.State())
 				require.Contains(t, tt.err, row.Error)
+				require.True(t, row.Releasing)
 				require.Equal(t, tt.step == "return a", row.Attachment != nil, "the row says where the link is")
 				require.Equal(t, []string{"a"}, f.status.applied["uid-c"])
 			}
