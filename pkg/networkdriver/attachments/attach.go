@@ -14,22 +14,16 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
-// outcome is what became of one device; the table learns of it when the work on the pod is done.
-type outcome struct {
-	row *tables.DRAAllocation
-	// device is set when the device had to be set up anew.
-	device types.Device
-	// attachment says where the link is now, nil for the host.
-	attachment *types.Attachment
-	err        error
+// move is what is done about one device: its row as it was found, and as it is to be.
+type move struct {
+	row, now *tables.DRAAllocation
+	// anew says that the device had to be set up again.
+	anew bool
+	err  error
 }
 
-// dev is the device as it is now.
-func (o *outcome) dev() types.Device {
-	if o.device != nil {
-		return o.device
-	}
-	return o.row.PreparedDevice
+func begin(row *tables.DRAAllocation) *move {
+	return &move{row: row, now: row.With(func(r *tables.DRAAllocation) { r.Error = "" })}
 }
 
 // Attach puts all devices of the pod into the sandbox, or none. What is in place is not touched.
@@ -53,29 +47,29 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 	if i := slices.IndexFunc(rows, releasing); i >= 0 {
 		return fmt.Errorf("%s: the claim is being unprepared, its devices stay out of the pod", describe(rows[i]))
 	}
-	var outcomes []*outcome
+	var moves []*move
 	for _, row := range rows {
 		if attachedTo(row, s.ID) {
 			continue
 		}
-		o := &outcome{row: row, attachment: row.Attachment}
-		outcomes = append(outcomes, o)
-		r.attach(ctx, o, s)
-		if o.err != nil {
-			r.undo(ctx, outcomes, s)
-			r.discard(ctx, r.commit(outcomes), s)
+		m := begin(row)
+		moves = append(moves, m)
+		r.attach(ctx, m, s)
+		if m.err != nil {
+			r.undo(ctx, moves, s)
+			r.discard(ctx, r.commit(moves), s)
 			r.log.Error("Device could not be attached to its pod", "device", row.DeviceName, "claim", row.Claim(),
-				"pod", s.Pod(), "sandbox", s.ID, "error", o.err)
-			return fmt.Errorf("%s: %w", describe(row), o.err)
+				"pod", s.Pod(), "sandbox", s.ID, "error", m.err)
+			return fmt.Errorf("%s: %w", describe(row), m.err)
 		}
 	}
-	if lost := r.commit(outcomes); len(lost) > 0 {
+	if lost := r.commit(moves); len(lost) > 0 {
 		r.discard(ctx, lost, s)
 		return fmt.Errorf("%s: the claim was unprepared meanwhile", describe(lost[0].row))
 	}
-	for _, o := range outcomes {
-		r.log.Info("Device attached to its pod", "device", o.row.DeviceName, "claim", o.row.Claim(), "pod", s.Pod(),
-			"sandbox", s.ID, "interface", o.attachment.IfName)
+	for _, m := range moves {
+		r.log.Info("Device attached to its pod", "device", m.row.DeviceName, "claim", m.row.Claim(), "pod", s.Pod(),
+			"sandbox", s.ID, "interface", m.now.Attachment.IfName)
 	}
 	return nil
 }
@@ -83,54 +77,54 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 func releasing(row *tables.DRAAllocation) bool { return row.Releasing }
 
 // attach moves one device into the namespace.
-func (r *Room) attach(ctx context.Context, o *outcome, s Sandbox) {
+func (r *Room) attach(ctx context.Context, m *move, s Sandbox) {
 	start := r.world.Now()
-	defer func() { r.metrics.observe("attach", r.world.Now().Sub(start), o.err) }()
+	defer func() { r.metrics.observe("attach", r.world.Now().Sub(start), m.err) }()
 
-	if o.attachment != nil {
+	if m.now.Attachment != nil {
 		// The pod's sandbox was made anew and the old one has not been stopped yet.
-		if err := r.detach(ctx, o.attachment.NetNS, o.dev()); err != nil {
-			o.err = fmt.Errorf("take the link out of the pod's former sandbox %s: %w", o.attachment.SandboxID, err)
+		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now.PreparedDevice); err != nil {
+			m.err = fmt.Errorf("take the link out of the pod's former sandbox %s: %w", m.now.Attachment.SandboxID, err)
 			return
 		}
-		o.attachment = nil
+		m.now.Attachment = nil
 	}
-	if o.dev().Link().IsZero() {
-		o.attachment = s.holds(&types.Attachment{})
+	if m.now.PreparedDevice.Link().IsZero() {
+		m.now.Attachment = s.holds(&types.Attachment{})
 		return
 	}
-	attachment, err := r.world.Attach(ctx, s.NetNS, o.dev(), o.row.Config.PodIfName)
+	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
 	if errors.Is(err, podnet.ErrLinkGone) {
-		if o.err = r.recover(ctx, o); o.err != nil {
+		if m.err = r.recover(ctx, m); m.err != nil {
 			return
 		}
-		attachment, err = r.world.Attach(ctx, s.NetNS, o.dev(), o.row.Config.PodIfName)
+		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
 	}
 	if err != nil {
-		o.err = err
+		m.err = err
 		return
 	}
-	o.attachment = s.holds(attachment)
+	m.now.Attachment = s.holds(attachment)
 	if ctx.Err() != nil {
 		// The runtime has been told that it failed.
-		o.err = fmt.Errorf("attached too late: %w", context.Cause(ctx))
+		m.err = fmt.Errorf("attached too late: %w", context.Cause(ctx))
 	}
 }
 
 // recover gets a link back that is neither on the host nor in the sandbox, as happens when the pod's former sandbox
 // went away unnoticed. A PCI device's link is somewhere and is fetched; a virtual one ended and is made anew.
-func (r *Room) recover(ctx context.Context, o *outcome) error {
-	if o.dev().Link().Physical() {
-		if err := r.world.Detach(ctx, "", o.dev()); err != nil {
+func (r *Room) recover(ctx context.Context, m *move) error {
+	if m.now.PreparedDevice.Link().Physical() {
+		if err := r.world.Detach(ctx, "", m.now.PreparedDevice); err != nil {
 			return fmt.Errorf("fetch the link, which is not on the host: %w", err)
 		}
 		return nil
 	}
-	dev, err := r.world.Setup(ctx, o.dev(), o.row.Config)
+	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.row.Config)
 	if err != nil {
 		return fmt.Errorf("set the device up again, since its link is gone: %w", err)
 	}
-	o.device = dev
+	m.now.PreparedDevice, m.anew = dev, true
 	return nil
 }
 
@@ -143,31 +137,31 @@ func (s Sandbox) holds(found *types.Attachment) *types.Attachment {
 
 // undo takes back what was attached to the sandbox, whether or not there is time left. What does not come home keeps
 // its attachment, so that it is tried again.
-func (r *Room) undo(ctx context.Context, outcomes []*outcome, s Sandbox) {
+func (r *Room) undo(ctx context.Context, moves []*move, s Sandbox) {
 	ctx, cancel := r.world.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	for _, o := range outcomes {
-		if o.attachment == nil || o.attachment.SandboxID != s.ID {
+	for _, m := range moves {
+		if m.now.Attachment == nil || m.now.Attachment.SandboxID != s.ID {
 			continue
 		}
-		if err := r.detach(ctx, o.attachment.NetNS, o.dev()); err != nil {
-			o.err = errors.Join(o.err, fmt.Errorf("bring the link back to the host: %w", err))
+		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now.PreparedDevice); err != nil {
+			m.err = errors.Join(m.err, fmt.Errorf("bring the link back to the host: %w", err))
 			continue
 		}
-		o.attachment = nil
+		m.now.Attachment = nil
 	}
 }
 
 // discard takes back everything that was done for rows which are no longer there: nobody would free it otherwise.
-func (r *Room) discard(ctx context.Context, lost []*outcome, s Sandbox) {
+func (r *Room) discard(ctx context.Context, lost []*move, s Sandbox) {
 	r.undo(ctx, lost, s)
-	for _, o := range lost {
-		if o.device == nil {
+	for _, m := range lost {
+		if !m.anew {
 			continue
 		}
-		if err := r.freeInTime(ctx, o.row.With(o.apply)); err != nil {
+		if err := r.freeInTime(ctx, m.now); err != nil {
 			r.log.Error("Device that was set up anew for a claim that is gone could not be freed",
-				"device", o.row.DeviceName, "claim", o.row.Claim(), "error", err)
+				"device", m.row.DeviceName, "claim", m.row.Claim(), "error", err)
 		}
 	}
 }
@@ -185,8 +179,8 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 	}
 
 	var (
-		outcomes []*outcome
-		failed   error
+		moves  []*move
+		failed error
 	)
 	for _, row := range rows {
 		from := s.NetNS
@@ -201,17 +195,17 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 				continue
 			}
 		}
-		o := &outcome{row: row, attachment: row.Attachment}
-		outcomes = append(outcomes, o)
-		if o.err = r.detach(ctx, from, row.PreparedDevice); o.err != nil {
-			failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), o.err))
+		m := begin(row)
+		moves = append(moves, m)
+		if m.err = r.detach(ctx, from, row.PreparedDevice); m.err != nil {
+			failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), m.err))
 			continue
 		}
-		o.attachment = nil
+		m.now.Attachment = nil
 		r.log.Info("Device is back from its pod", "device", row.DeviceName, "claim", row.Claim(), "pod", s.Pod(),
 			"sandbox", s.ID)
 	}
-	r.commit(outcomes)
+	r.commit(moves)
 	return failed
 }
 
@@ -228,30 +222,23 @@ func (r *Room) detach(ctx context.Context, netns string, dev types.Device) (err 
 	return nil
 }
 
-// commit writes the outcomes to their rows. It returns those whose row is gone or belongs to another claim.
-func (r *Room) commit(outcomes []*outcome) (lost []*outcome) {
-	changes := make([]change, len(outcomes))
-	for i, o := range outcomes {
-		changes[i] = change{o.row, func(present *tables.DRAAllocation) *tables.DRAAllocation {
-			if present == nil {
-				lost = append(lost, o)
+// commit writes the rows as they are to be. It returns those whose row is gone or belongs to another claim.
+func (r *Room) commit(moves []*move) (lost []*move) {
+	changes := make([]change, len(moves))
+	for i, m := range moves {
+		changes[i] = change{m.row, func(present *tables.DRAAllocation) *tables.DRAAllocation {
+			switch {
+			case present == nil:
+				lost = append(lost, m)
 				return nil
+			case m.err != nil:
+				m.now.Error = m.err.Error()
 			}
-			return present.With(o.apply)
+			return m.now
 		}}
 	}
 	if err := r.update(changes...); err != nil {
 		r.log.Error("Allocation row could not be written", "error", err)
 	}
 	return lost
-}
-
-func (o *outcome) apply(row *tables.DRAAllocation) {
-	row.Attachment, row.Error = o.attachment, ""
-	if o.device != nil {
-		row.PreparedDevice = o.device
-	}
-	if o.err != nil {
-		row.Error = o.err.Error()
-	}
 }

@@ -64,16 +64,16 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 	defer unlock()
 
 	var (
-		outcomes []*outcome
-		missing  []*tables.DRAAllocation
-		failed   error
+		moves   []*move
+		missing []*tables.DRAAllocation
+		failed  error
 	)
 	for _, row := range rows {
-		o := &outcome{row: row, attachment: row.Attachment}
-		inside, err := r.locate(ctx, o, sandboxes)
+		m := begin(row)
+		inside, err := r.locate(ctx, m, sandboxes)
 		switch {
 		case err != nil:
-			o.err = err
+			m.err = err
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", describe(row), err))
 		case inside:
 		default:
@@ -81,16 +81,16 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 				missing = append(missing, row)
 				continue
 			}
-			if o.err = r.detach(ctx, row.Attachment.NetNS, o.dev()); o.err != nil {
-				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), o.err))
+			if m.err = r.detach(ctx, row.Attachment.NetNS, m.now.PreparedDevice); m.err != nil {
+				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), m.err))
 				break
 			}
-			o.attachment = nil
-			missing = append(missing, row.With(o.apply))
+			m.now.Attachment = nil
+			missing = append(missing, m.now)
 		}
-		outcomes = append(outcomes, o)
+		moves = append(moves, m)
 	}
-	r.commit(outcomes)
+	r.commit(moves)
 
 	target, ok := lateTarget(sandboxes)
 	if !ok || len(missing) == 0 || failed != nil || slices.ContainsFunc(rows, releasing) {
@@ -100,23 +100,23 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 }
 
 // locate looks for the row's device in the pod's sandboxes and notes where it is.
-func (r *Room) locate(ctx context.Context, o *outcome, sandboxes []Sandbox) (inside bool, err error) {
+func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inside bool, err error) {
 	for _, s := range sandboxes {
 		if s.NetNS == "" {
 			continue
 		}
-		if o.dev().Link().IsZero() {
-			if attachedTo(o.row, s.ID) {
+		if m.now.PreparedDevice.Link().IsZero() {
+			if attachedTo(m.row, s.ID) {
 				return true, nil
 			}
 			continue
 		}
-		found, ok, err := r.world.Find(ctx, s.NetNS, o.dev())
+		found, ok, err := r.world.Find(ctx, s.NetNS, m.now.PreparedDevice)
 		if err != nil {
 			return false, fmt.Errorf("look for the link in %s: %w", s.NetNS, err)
 		}
 		if ok {
-			o.attachment = s.holds(found)
+			m.now.Attachment = s.holds(found)
 			return true, nil
 		}
 	}
