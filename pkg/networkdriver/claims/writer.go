@@ -247,7 +247,7 @@ func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAlloca
 	}
 	err = w.write(ctx, claim, k, statuses)
 	if err != nil && w.isGone(ctx, claim, err) {
-		w.Logger.Debug("Claim is gone, its status needs no update", "claim", claim, "uid", claim.UID)
+		w.Logger.Debug("Claim is gone or not allotted to this node any more, its status needs no update", "claim", claim, "uid", claim.UID)
 		w.forget(claim)
 		return nil
 	}
