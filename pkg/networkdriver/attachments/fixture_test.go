@@ -54,6 +54,8 @@ func (d fakeDevice) Free(context.Context, types.DeviceConfig) error {
 // fakeWorld is a kernel with one link per device, each in one namespace; the host's is the empty path. It also is the
 // claims' status.
 type fakeWorld struct {
+	write func() statedb.WriteTxn
+
 	mu        sync.Mutex // guards all
 	place     map[nic.Identity]string
 	gone      map[string]bool // namespaces that are no longer there
@@ -70,7 +72,9 @@ var (
 )
 
 // enter notes the call and what it is to fail with. A call that is to wait ignores its context, as a netlink call does.
+// It hangs if the caller has the table open for writing.
 func (w *fakeWorld) enter(call string) error {
+	w.write().Abort()
 	w.mu.Lock()
 	w.calls = append(w.calls, call)
 	err, block := w.fail[call], w.block[call]
@@ -253,6 +257,7 @@ func newFixture(tb testing.TB) *fixture {
 	table, err := tables.NewAllocationTable(db)
 	require.NoError(tb, err)
 	world := &fakeWorld{
+		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
 		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
 		statuses: map[kubetypes.UID][]string{},
 	}
