@@ -141,10 +141,10 @@ func TestScanPreparedVFInPod(t *testing.T) {
 	require.Equal(t, "no driver is bound to it", skipped["0000-03-10-0"])
 }
 
-// In switchdev mode the representors of the VFs hang at the PF's PCI device too.
+// In switchdev mode the representors of the VFs, and on a DPU that of the host's PF, hang at the PF's PCI device too.
 func TestScanIgnoresRepresentors(t *testing.T) {
 	node := newNode(t)
-	for name, port := range map[string]string{"aaa0": "pf0vf0", "aaa1": "c1pf0vf1", pfName: "p0"} {
+	for name, port := range map[string]string{"aaa0": "pf0vf0", "aaa1": "c1pf0vf1", "aaa2": "c1pf0", pfName: "p0"} {
 		dir := filepath.Join(bus, pfAddr, "net", name)
 		node.mkdir(dir)
 		node.write(dir+"/phys_port_name", port)
