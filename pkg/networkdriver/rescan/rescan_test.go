@@ -52,10 +52,12 @@ func TestRun(t *testing.T) {
 		time.Sleep(QuietPeriod / 2)
 		steps <- nil
 		time.Sleep(2 * QuietPeriod)
+		synctest.Wait()
 		require.Equal(t, []time.Duration{0, time.Second + QuietPeriod*3/2}, scans)
 
 		// Without events there is a scan now and then.
 		time.Sleep(PollInterval)
+		synctest.Wait()
 		require.Equal(t, []time.Duration{0, time.Second + QuietPeriod*3/2, PollInterval}, scans)
 
 		// A lost subscription is made again, after a while.
