@@ -23,16 +23,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
+	"github.com/cilium/networkdriver/pkg/logonce"
 )
 
 // fieldManager is on record for the fields that are set here.
@@ -54,58 +54,55 @@ type Publisher struct {
 	// applied is what was applied last; it belongs to Run.
 	applied *metav1.PartialObjectMetadata
 
-	mu     sync.Mutex // guards the fields below
-	events uint64     // what the watch of the CiliumNode has told so far
-	// answer is the object as the API server gave it back, if the watch has told nothing since the request was sent.
-	answer *metav1.PartialObjectMetadata
+	mu        sync.Mutex    // guards the fields below
+	changed   chan struct{} // closed and made anew when one of them changes
+	node      followed
+	published followed
+}
+
+// followed is an object as far as it is known.
+type followed struct {
+	object *metav1.PartialObjectMetadata // nil for none
+	events uint64                        // what the watch has told so far
 }
 
 // NewPublisher returns a publisher for the node of a name that does nothing until Run.
 func NewPublisher(log *slog.Logger, config *rest.Config, name string) (*Publisher, error) {
-	client, err := metadata.NewForConfig(config)
+	api, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	return &Publisher{log: log.With("ciliumNode", name), client: client, name: name}, nil
+	return &Publisher{log: log.With("ciliumNode", name), client: api, name: name, changed: make(chan struct{})}, nil
 }
 
 // Run publishes until ctx ends. It is a job for Hive.
 func (p *Publisher) Run(ctx context.Context, health cell.Health) error {
-	changed := make(chan struct{}, 1)
-	tell := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	node, err := p.follow(ctx, nodes, tell)
-	if err != nil {
-		return err
-	}
-	published, err := p.follow(ctx, ciliumNodes, func() {
-		p.mu.Lock()
-		p.events++
-		p.answer = nil
-		p.mu.Unlock()
-		tell()
-	})
-	if err != nil {
-		return err
-	}
-	if !cache.WaitForCacheSync(ctx.Done(), node.HasSynced, published.HasSynced) {
-		return nil
-	}
+	var following sync.WaitGroup
+	defer following.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	following.Go(func() { p.follow(ctx, health.NewScope("node"), "the Node", nodes, &p.node) })
+	following.Go(func() { p.follow(ctx, health.NewScope("cilium-node"), "the CiliumNode", ciliumNodes, &p.published) })
+
 	backoff := retry
+	var failing logonce.Problems[metav1.StatusReason]
 	for {
+		p.mu.Lock()
+		node, published, changed := p.node, p.published, p.changed
+		p.mu.Unlock()
 		var again <-chan time.Time
-		if err := p.publish(ctx, object(node.GetStore()), p.current(published.GetStore())); err != nil && ctx.Err() == nil {
-			delay := backoff.Step()
-			again = time.After(delay)
-			p.log.Warn("CiliumNode cannot be written, trying again", "error", err, "retryAfter", delay.Round(time.Second))
-			health.Degraded("CiliumNode cannot be written", err)
-		} else {
-			backoff = retry
-			health.OK("Published")
+		if node.events > 0 && published.events > 0 {
+			if err := p.publish(ctx, node.object, published); err != nil && ctx.Err() == nil {
+				delay := backoff.Step()
+				again = time.After(delay)
+				level := failing.Level(apierrors.ReasonForError(err), slog.LevelWarn)
+				p.log.Log(ctx, level, "CiliumNode cannot be written, trying again", "error", err, "retryAfter", delay.Round(time.Second))
+				health.Degraded("CiliumNode cannot be written", err)
+			} else {
+				backoff = retry
+				failing.Solved()
+				health.OK("Published")
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -116,63 +113,29 @@ func (p *Publisher) Run(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// follow starts to watch the object of the node's name, and tells of changes when the store has them.
-func (p *Publisher) follow(ctx context.Context, resource schema.GroupVersionResource, tell func()) (cache.SharedIndexInformer, error) {
-	informer := metadatainformer.NewFilteredMetadataInformer(p.client, resource, metav1.NamespaceAll, 0, cache.Indexers{},
-		func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, p.name).String()
-		}).Informer()
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch %s %s: %w", resource.Resource, p.name, err)
+// follow keeps what is known of the object of the node's name until the context ends.
+func (p *Publisher) follow(ctx context.Context, health cell.Health, what string, resource schema.GroupVersionResource, known *followed) {
+	defer health.Close()
+	c := p.client.Resource(resource)
+	follower := &client.Follower[*metav1.PartialObjectMetadata]{
+		Logger: p.log, What: what, Resource: resource.GroupResource(), Name: p.name,
+		ListWatcher: client.ListWatcher{
+			List:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, o) },
+			Watch: c.Watch,
+		},
+		Changed: func(object *metav1.PartialObjectMetadata) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			*known = followed{object: object, events: known.events + 1}
+			close(p.changed)
+			p.changed = make(chan struct{})
+		},
 	}
-	var logged metav1.StatusReason
-	err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		level := slog.LevelDebug
-		reason := apierrors.ReasonForError(err)
-		if reason == "" {
-			reason = metav1.StatusReasonUnknown
-		}
-		if reason != logged && ctx.Err() == nil {
-			logged, level = reason, slog.LevelWarn
-		}
-		message := "Cannot watch the node's object, trying again"
-		if apierrors.IsNotFound(err) {
-			message = fmt.Sprintf("Waiting for the CustomResourceDefinition %s to be installed", resource.GroupResource())
-		}
-		p.log.Log(ctx, level, message, "resource", resource.Resource, "error", err)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch %s %s: %w", resource.Resource, p.name, err)
-	}
-	go informer.RunWithContext(ctx)
-	return informer, nil
-}
-
-// object returns the one object of a store, or nil.
-func object(store cache.Store) *metav1.PartialObjectMetadata {
-	for _, item := range store.List() {
-		if o, ok := item.(*metav1.PartialObjectMetadata); ok {
-			return o
-		}
-	}
-	return nil
-}
-
-// current returns the CiliumNode as far as it is known, or nil.
-func (p *Publisher) current(store cache.Store) *metav1.PartialObjectMetadata {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.answer != nil {
-		return p.answer
-	}
-	return object(store)
+	_ = follower.Run(ctx, health)
 }
 
 // publish applies what the CiliumNode should be, unless it is so.
-func (p *Publisher) publish(ctx context.Context, node, published *metav1.PartialObjectMetadata) error {
+func (p *Publisher) publish(ctx context.Context, node *metav1.PartialObjectMetadata, published followed) error {
 	if node == nil {
 		return nil // the CiliumNode goes with the Node
 	}
@@ -183,7 +146,7 @@ func (p *Publisher) publish(ctx context.Context, node, published *metav1.Partial
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 		},
 	}
-	if p.isPublished(want, published) {
+	if p.isPublished(want, published.object) {
 		return nil
 	}
 	body, err := json.Marshal(struct {
@@ -193,9 +156,6 @@ func (p *Publisher) publish(ctx context.Context, node, published *metav1.Partial
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	events := p.events
-	p.mu.Unlock()
 	force := true
 	answer, err := p.client.Resource(ciliumNodes).Patch(ctx, p.name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	if err != nil {
@@ -204,10 +164,10 @@ func (p *Publisher) publish(ctx context.Context, node, published *metav1.Partial
 	p.log.Info("CiliumNode has the labels of the node", "labels", len(want.Labels))
 	p.applied = want
 	p.mu.Lock()
-	if p.events == events {
-		p.answer = answer
+	defer p.mu.Unlock()
+	if p.published.events == published.events {
+		p.published.object = answer // which is newer than what the watch has told so far
 	}
-	p.mu.Unlock()
 	return nil
 }
 

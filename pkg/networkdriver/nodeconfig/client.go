@@ -17,7 +17,6 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
@@ -62,31 +61,21 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{rest: restClient, params: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// byName selects the node config of a name. The API server serves such a
-// selector from an index, not by going through all objects.
-func byName(name string) string {
-	return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-}
-
-func (c *Client) list(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNodeConfigList, error) {
+func (c *Client) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	list := &v2alpha1.CiliumNetworkDriverNodeConfigList{}
 	err := c.rest.Get().
 		Resource(v2alpha1.NodeConfigResource).
-		VersionedParams(&metav1.ListOptions{FieldSelector: byName(name)}, c.params).
+		VersionedParams(&options, c.params).
 		Do(ctx).
 		Into(list)
 	return list, err
 }
 
-func (c *Client) watch(ctx context.Context, name, resourceVersion string, timeoutSeconds int64) (watch.Interface, error) {
+func (c *Client) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.Watch = true
 	return c.rest.Get().
 		Resource(v2alpha1.NodeConfigResource).
-		VersionedParams(&metav1.ListOptions{
-			FieldSelector:   byName(name),
-			ResourceVersion: resourceVersion,
-			TimeoutSeconds:  &timeoutSeconds,
-			Watch:           true,
-		}, c.params).
+		VersionedParams(&options, c.params).
 		Watch(ctx)
 }
 

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/cilium/hive/cell"
 	"golang.org/x/time/rate"
@@ -24,7 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/pause"
+	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
 const (
@@ -115,6 +116,7 @@ func (w *StatusWriter) Update(config *v2alpha1.CiliumNetworkDriverNodeConfig, st
 func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
 	limiter := rate.NewLimiter(rate.Every(writeInterval), writeBurst)
 	backoff := writeBackoff
+	var failing logonce.Problems[metav1.StatusReason]
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,8 +137,10 @@ func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
 		case err == nil:
 			backoff = writeBackoff
 			health.OK("Status is up to date")
+			failing.Solved()
 		default:
-			w.log.Warn("Cannot write the node config's status, trying again", "error", err)
+			level := failing.Level(apierrors.ReasonForError(err), slog.LevelWarn)
+			w.log.Log(ctx, level, "Cannot write the node config's status, trying again", "error", err)
 			health.Degraded("Cannot write the status", err)
 			w.putBack(update)
 			if !pause.For(ctx, backoff.Step()) {
@@ -221,7 +225,7 @@ func complete(status, known v2alpha1.CiliumNetworkDriverNodeConfigStatus, now me
 	slices.SortFunc(status.Conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 	for i := range status.Conditions {
 		condition := &status.Conditions[i]
-		condition.Message = truncate(condition.Message, maxMessageLength)
+		condition.Message = truncate.UTF8(condition.Message, maxMessageLength)
 		condition.ObservedGeneration = status.ObservedGeneration
 		condition.LastTransitionTime = now
 		before := meta.FindStatusCondition(known.Conditions, condition.Type)
@@ -238,20 +242,7 @@ func complete(status, known v2alpha1.CiliumNetworkDriverNodeConfigStatus, now me
 	status.SkippedDevices = status.SkippedDevices[:min(len(status.SkippedDevices), v2alpha1.MaxSkippedDevices)]
 	for i := range status.SkippedDevices {
 		device := &status.SkippedDevices[i]
-		device.Reason = truncate(device.Reason, v2alpha1.MaxReasonLength)
+		device.Reason = truncate.UTF8(device.Reason, v2alpha1.MaxReasonLength)
 	}
 	return status
-}
-
-// truncate cuts a text to at most limit bytes, between characters.
-func truncate(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	const more = "..."
-	end := limit - len(more)
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + more
 }

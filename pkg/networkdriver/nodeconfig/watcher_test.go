@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,11 +95,16 @@ func (s *script) list(t *testing.T, items ...v2alpha1.CiliumNetworkDriverNodeCon
 	t.Helper()
 	r := s.next(t)
 	require.Nil(t, r.stream, "wanted a list")
-	r.answer(http.StatusOK, v2alpha1.CiliumNetworkDriverNodeConfigList{
+	assert.NotEqual(t, []string{"0"}, r.query["resourceVersion"], "whatever the API server's cache has")
+	r.answer(http.StatusOK, listOf(items))
+}
+
+func listOf(items []v2alpha1.CiliumNetworkDriverNodeConfig) v2alpha1.CiliumNetworkDriverNodeConfigList {
+	return v2alpha1.CiliumNetworkDriverNodeConfigList{
 		TypeMeta: metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.NodeConfigKind + "List"},
 		ListMeta: metav1.ListMeta{ResourceVersion: "7"},
 		Items:    items,
-	})
+	}
 }
 
 func (s *script) watch(t *testing.T) chan<- metav1.WatchEvent {
@@ -107,6 +113,17 @@ func (s *script) watch(t *testing.T) chan<- metav1.WatchEvent {
 	require.NotNil(t, r.stream, "wanted a watch")
 	require.Equal(t, []string{"7"}, r.query["resourceVersion"])
 	return r.stream
+}
+
+// watchAgain answers what follows the end of a watch: a list first if the watch was short.
+func (s *script) watchAgain(t *testing.T, items ...v2alpha1.CiliumNetworkDriverNodeConfig) chan<- metav1.WatchEvent {
+	t.Helper()
+	r := s.next(t)
+	if r.stream != nil {
+		return r.stream
+	}
+	r.answer(http.StatusOK, listOf(items))
+	return s.watch(t)
 }
 
 func (s *script) refuse(t *testing.T, status int, reason metav1.StatusReason) {
@@ -163,7 +180,7 @@ func startWatcher(t *testing.T) (*script, *Watcher, *syncBuffer) {
 	require.NoError(t, err)
 	logs := &syncBuffer{}
 	watcher := NewWatcher(slog.New(slog.NewTextHandler(logs, nil)), client, "worker")
-	watcher.backoff = wait.Backoff{Duration: time.Millisecond, Steps: 1}
+	watcher.follower.Backoff = wait.Backoff{Duration: time.Millisecond, Steps: 1}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	health, _ := cell.NewSimpleHealth()
@@ -227,8 +244,7 @@ func TestWatcherComesBack(t *testing.T) {
 	require.NotNil(t, nextEvent(t, watcher).Config)
 
 	close(stream) // the server ends the watch
-	server.list(t, object("a", 1, "7"))
-	stream = server.watch(t)
+	stream = server.watchAgain(t, object("a", 1, "7"))
 	requireNoEvent(t, watcher) // nothing has changed
 
 	stream <- change(t, "ERROR", failure(http.StatusGone, metav1.StatusReasonExpired))
@@ -253,7 +269,7 @@ func TestWatcherWaitsForDefinition(t *testing.T) {
 
 	// An API server that does not answer, or does not know the resource yet
 	// after a restart, does not take the configuration away.
-	close(stream)
+	stream <- change(t, "ERROR", failure(http.StatusGone, metav1.StatusReasonExpired))
 	server.refuse(t, http.StatusNotFound, metav1.StatusReasonNotFound)
 	server.refuse(t, http.StatusForbidden, metav1.StatusReasonForbidden)
 	server.list(t, object("a", 1, "7"))
