@@ -81,7 +81,7 @@ type CiliumNetworkDriverNodeConfigSpec struct {
 	DraRegistrationTimeout int32 `json:"draRegistrationTimeout"`
 
 	// draRegistrationMaxAttempts is the number of attempts after which the
-	// driver gives up, until the agent is restarted.
+	// registration counts as failed; it is then tried again, less often.
 	//
 	// +optional
 	// +kubebuilder:default=10

@@ -75,18 +75,13 @@ func register(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) erro
 	if err != nil {
 		return fmt.Errorf("network driver: %w", err)
 	}
-	p.Jobs.Add(
-		job.OneShot("node-config-watcher", d.configs.Run),
-		job.OneShot("node-config-status", d.statuses.Run),
-		job.OneShot("driver", d.run),
-		job.Timer("link-names", d.mover.Repair, repairInterval),
-	)
+	p.Jobs.Add(d.jobs()...)
 	if p.Config.AutoCreateCiliumNodeResource {
 		publisher, err := ciliumnode.NewPublisher(p.Logger, p.RESTConfig, p.Config.NodeName)
 		if err != nil {
 			return fmt.Errorf("network driver: %w", err)
 		}
-		p.Jobs.Add(job.OneShot("cilium-node", publisher.Run))
+		p.Jobs.Add(d.job("cilium-node", publisher.Run))
 	}
 	return nil
 }

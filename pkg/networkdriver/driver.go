@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -16,13 +15,16 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/client"
+	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
@@ -31,6 +33,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 // minKubernetes is the first release that has DRA as a stable API.
@@ -50,9 +53,11 @@ const holdsTimeout = 30 * time.Second
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
-// driver follows the node config and opens the rooms in their order.
+// driver follows the node config: it starts the session that the config asks for, keeps it as configured, and reports.
 type driver struct {
 	Params
+	parts        *parts
+	node         *ownNode
 	bootID       string
 	inventory    *inventory.Inventory
 	mover        *podnet.Mover
@@ -65,10 +70,12 @@ type driver struct {
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
 
+	// started is closed when there is a session.
+	started chan struct{}
 	// notReady is why the driver does not serve at the moment, for the readiness check.
 	notReady atomic.Pointer[problem]
 
-	// What follows is used by the goroutine of run only.
+	// What follows is used by the goroutine of run only, but for session, which is set before started is closed.
 
 	// config is the newest node config, nil without one; active is the spec at work.
 	config *v2alpha1.CiliumNetworkDriverNodeConfig
@@ -113,6 +120,9 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 
 	d := &driver{
 		Params:       p,
+		parts:        newParts(p.Logger),
+		node:         newOwnNode(p.Logger, p.Clientset.CoreV1().Nodes(), p.Config.NodeName),
+		started:      make(chan struct{}),
 		claimMetrics: claimMetrics,
 		draMetrics:   draMetrics,
 		bootID:       strings.TrimSpace(string(bootID)),
@@ -139,12 +149,41 @@ func (d *driver) ready() error {
 	return nil
 }
 
-// alive is the liveness check: work for the runtime that hangs in the kernel is cured by a restart only.
+// alive is the liveness check, which fails for what only a restart cures: work for the runtime that hangs in the kernel,
+// and a part that goes on failing by itself.
 func (d *driver) alive() error {
 	if work := d.hooks.Stuck(hangLimit); work != "" {
 		return errors.New(work)
 	}
-	return nil
+	return d.parts.hopeless()
+}
+
+// jobs are what runs, in the order in which it is started. It is stopped in the reverse order, so that what ends is not
+// reported as a problem by what still runs.
+func (d *driver) jobs() []job.Job {
+	jobs := []job.Job{
+		d.job("node", d.node.Run),
+		d.job("node-config-watcher", d.configs.Run),
+		d.job("node-config-status", d.statuses.Run),
+		job.Timer("link-names", d.mover.Repair, repairInterval),
+	}
+	for _, r := range rooms {
+		jobs = append(jobs, d.job(r.name, func(ctx context.Context, health cell.Health) error {
+			if !wait(ctx, d.started) {
+				return nil
+			}
+			return r.run(d.session, ctx, health)
+		}))
+	}
+	return append(jobs, d.job("driver", d.run))
+}
+
+// job is a job that runs until the agent stops.
+func (d *driver) job(name string, run job.OneShotFunc) job.Job {
+	return job.OneShot(name, func(ctx context.Context, health cell.Health) error {
+		d.parts.keep(ctx, health, name, func(ctx context.Context) error { return run(ctx, health) })
+		return nil
+	})
 }
 
 // run is the driver's life. The first valid node config, or pods that have devices already, start a session that lasts
@@ -152,16 +191,8 @@ func (d *driver) alive() error {
 func (d *driver) run(ctx context.Context, health cell.Health) error {
 	d.Logger.Info("Network driver starts", "node", d.Config.NodeName, "sysfs", d.Config.SysfsPath)
 	tooOld := d.checkKubernetes(ctx)
-	node := d.getNode(ctx)
-	if ctx.Err() != nil {
-		return nil
-	}
-	defer func() {
-		if d.session != nil {
-			d.session.stop()
-		}
-	}()
-	for {
+	d.node.wait(ctx)
+	for ctx.Err() == nil {
 		watch := statedb.NewWatchSet()
 		d.report(watch, tooOld, health)
 		waiting, cancel := context.WithCancel(ctx)
@@ -174,16 +205,14 @@ func (d *driver) run(ctx context.Context, health cell.Health) error {
 		case event := <-d.configs.Events():
 			d.config = event.Config
 			if tooOld == nil {
-				d.apply(ctx, node)
+				d.apply(ctx)
 			}
 		case <-changed:
 		}
 		cancel()
 		<-changed
-		if ctx.Err() != nil {
-			return nil
-		}
 	}
+	return nil
 }
 
 // checkKubernetes returns why the cluster is not supported, nil if it is. Nothing is registered then, and the rest of
@@ -201,31 +230,8 @@ func (d *driver) checkKubernetes(ctx context.Context) *problem {
 	return nil
 }
 
-// getNode reads the node's object once, since its addresses must never be given away. It is nil when the context ends.
-func (d *driver) getNode(ctx context.Context) *corev1.Node {
-	for logged := false; ; {
-		node, err := d.Clientset.CoreV1().Nodes().Get(ctx, d.Config.NodeName, metav1.GetOptions{})
-		if err == nil {
-			return node
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		if !logged {
-			d.Logger.Warn("Cannot read the node's object, trying again; is --node-name the node's name in Kubernetes?",
-				"node", d.Config.NodeName, "error", err)
-			logged = true
-		}
-		select {
-		case <-time.After(2 * time.Second):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
 // apply brings the newest config to work, as far as it is valid.
-func (d *driver) apply(ctx context.Context, node *corev1.Node) {
+func (d *driver) apply(ctx context.Context) {
 	d.invalid, d.restart = nil, nil
 	if d.config == nil {
 		d.Logger.Info("There is no node config: nothing is advertised, devices in pods stay there")
@@ -233,7 +239,7 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 		if d.session != nil {
 			d.session.configure(nil)
 		} else {
-			d.serveHeld(ctx, node, v2alpha1.DefaultDriverName)
+			d.serveHeld(ctx, v2alpha1.DefaultDriverName)
 		}
 		return
 	}
@@ -244,17 +250,17 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 		log.Error("Node config is invalid, what was at work before stays", "error", err)
 		d.invalid = &problem{reasonInvalidConfig, err.Error()}
 		if d.session == nil {
-			d.serveHeld(ctx, node, spec.DriverName)
+			d.serveHeld(ctx, spec.DriverName)
 		}
 		return
 	}
 	if d.session == nil {
-		d.session = d.startSession(ctx, node, spec, spec)
+		d.startSession(spec, spec)
 	} else {
 		d.session.configure(spec)
 	}
 	if s := d.session; !s.registersAs(spec) {
-		message := fmt.Sprintf("driverName and draRegistration settings are read when the agent starts: it is registered as %s, restart it to change them", s.first.DriverName)
+		message := fmt.Sprintf("driverName and draRegistration settings are read when the agent starts: it is registered as %s, restart it to change them", s.spec.DriverName)
 		log.Warn("Node config asks for a restart of the agent", "reason", message)
 		d.restart = &problem{reasonRestartRequired, message}
 	}
@@ -262,12 +268,20 @@ func (d *driver) apply(ctx context.Context, node *corev1.Node) {
 	log.Info("Node config is applied", "pools", len(spec.Pools))
 }
 
+// startSession starts the driver under the spec's name, with the pools and device managers of config, none for nil.
+func (d *driver) startSession(spec, config *v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
+	d.session = d.newSession(spec)
+	d.session.configure(config)
+	d.session.expectManagers()
+	close(d.started)
+}
+
 // serveHeld starts a session that offers nothing when pods of this node have devices of the driver from before the agent
 // was started: without a valid config too they have to be attached to new sandboxes and, above all, given back.
 //
 // The driver's name is never taken from the pods' claims. Whoever may write a claim's status could have the agent
 // register with kubelet in the place of another driver.
-func (d *driver) serveHeld(ctx context.Context, node *corev1.Node, driverName string) {
+func (d *driver) serveHeld(ctx context.Context, driverName string) {
 	spec := &v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: driverName}
 	spec.Default()
 	if spec.Validate() != nil {
@@ -284,7 +298,7 @@ func (d *driver) serveHeld(ctx context.Context, node *corev1.Node, driverName st
 		d.Logger.Warn("Pods of this node are allotted devices, and there is no valid node config: their devices are looked after, none are offered",
 			"driver", spec.DriverName)
 	}
-	d.session = d.startSession(ctx, node, spec, nil)
+	d.startSession(spec, nil)
 }
 
 // holds says whether pods of this node are allotted devices of the driver.
@@ -304,6 +318,7 @@ func (d *driver) holds(ctx context.Context, driverName string) (bool, error) {
 // listPods lists the pods of this node. The error is the context's.
 func (d *driver) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 	selector := fields.OneTermEqualSelector("spec.nodeName", d.Config.NodeName).String()
+	var failing logonce.Problems[metav1.StatusReason]
 	for {
 		list, err := d.Clientset.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if err == nil {
@@ -313,66 +328,10 @@ func (d *driver) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 			}
 			return pods, nil
 		}
-		d.Logger.Warn("Cannot list the node's pods, trying again", "error", err)
-		select {
-		case <-time.After(listRetryDelay):
-		case <-ctx.Done():
+		level := failing.Level(apierrors.ReasonForError(err), slog.LevelWarn)
+		d.Logger.Log(ctx, level, "Cannot list the node's pods, trying again", "error", err)
+		if !pause.For(ctx, listRetryDelay) {
 			return nil, ctx.Err()
 		}
 	}
-}
-
-// report updates the node config's status, and adds to the watch set what tells of something new to report.
-func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.Health) {
-	v := view{}
-	if d.session != nil {
-		v = d.session.view(watch)
-	}
-	for _, p := range []*problem{tooOld, d.invalid} {
-		if p != nil {
-			v.notReady = append([]problem{*p}, v.notReady...)
-		}
-	}
-	if d.restart != nil {
-		v.degraded = append(v.degraded, *d.restart)
-	}
-	switch {
-	case len(v.notReady) > 0:
-		health.Degraded(v.notReady[0].reason, errors.New(v.notReady[0].message))
-		d.notReady.Store(&v.notReady[0])
-	case d.session == nil:
-		// A node without configuration has nothing to serve, which is no failure of the agent.
-		health.OK("Waiting for a CiliumNetworkDriverNodeConfig named " + d.Config.NodeName)
-		d.notReady.Store(nil)
-	default:
-		health.OK("Serving")
-		d.notReady.Store(nil)
-	}
-	if d.config == nil {
-		return
-	}
-	v.generation = d.config.Generation
-	if d.active != nil {
-		for _, p := range d.active.Pools {
-			v.pools = append(v.pools, p.PoolName)
-		}
-	}
-	d.statuses.Update(d.config, v.status())
-}
-
-// nodeIPs are the node's addresses that parse as such.
-func nodeIPs(node *corev1.Node, log *slog.Logger) []netip.Addr {
-	var ips []netip.Addr
-	for _, a := range node.Status.Addresses {
-		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
-			continue
-		}
-		ip, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			log.Warn("The node has an address that is none", "address", a.Address, "error", err)
-			continue
-		}
-		ips = append(ips, ip)
-	}
-	return ips
 }

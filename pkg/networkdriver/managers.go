@@ -7,77 +7,129 @@ import (
 	"context"
 	"log/slog"
 	"reflect"
-	"time"
+	"sync"
 
-	"k8s.io/client-go/util/flowcontrol"
+	"github.com/cilium/hive/cell"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/dummy"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
-// Backoff of a device manager that stopped with an error.
-const (
-	managerBackoffMin = time.Second
-	managerBackoffMax = time.Minute
-)
+// managerConfigs is what the device managers are told to do, at present.
+type managerConfigs struct {
+	mu      sync.Mutex // guards the fields below
+	wanted  *v2alpha1.CiliumNetworkDriverDeviceManagerConfig
+	changed chan struct{}
+}
 
-// managerRunner keeps one device manager running with the configuration it has now. It is used by one goroutine.
+func (c *managerConfigs) set(wanted *v2alpha1.CiliumNetworkDriverDeviceManagerConfig) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wanted = wanted
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// get returns the configuration, nil when all managers are off, and a channel that is closed when there is another.
+func (c *managerConfigs) get() (*v2alpha1.CiliumNetworkDriverDeviceManagerConfig, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wanted, c.changed
+}
+
+// managerRunner runs the device manager of one kind as it is configured.
 type managerRunner struct {
 	kind      types.DeviceManagerType
-	inventory *inventory.Inventory
 	log       *slog.Logger
-
-	applied bool
-	config  any
-	cancel  context.CancelFunc
-	done    chan struct{}
+	inventory *inventory.Inventory
+	parts     *parts
+	configs   *managerConfigs
+	// configOf returns the manager's part of the configuration, nil (without a type) when it is off.
+	configOf func(*v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any
+	// make makes a manager for a configuration from configOf, or one that only restores for nil.
+	make func(config any) types.DeviceManager
 }
 
-// apply runs the manager with config, and a new one when the configuration is another than before. A nil config
-// switches it off and withdraws its devices; those that are prepared keep their allocation rows.
-func (r *managerRunner) apply(ctx context.Context, config any, manager func() types.DeviceManager) {
-	if r.applied && reflect.DeepEqual(config, r.config) {
-		return
+// part is what the manager is called in messages.
+func (r *managerRunner) part() string { return "device-manager-" + r.kind.String() }
+
+// run keeps the manager running until the context ends, and makes a new one when its configuration is another than
+// before. Without a configuration the manager's devices are withdrawn; those that are prepared keep their allocation
+// rows. Between two managers, and after the last one, the inventory stays.
+func (r *managerRunner) run(ctx context.Context, health cell.Health) {
+	for ctx.Err() == nil {
+		wanted, changed := r.configs.get()
+		config := r.configOf(wanted)
+		stop := r.start(ctx, health, config)
+		for same := true; same; {
+			select {
+			case <-changed:
+				wanted, changed = r.configs.get()
+				same = reflect.DeepEqual(config, r.configOf(wanted))
+			case <-ctx.Done():
+				same = false
+			}
+		}
+		stop()
 	}
-	r.stop()
-	r.applied, r.config = true, config
+}
+
+// start starts a manager, and returns what ends it and waits for it.
+func (r *managerRunner) start(ctx context.Context, health cell.Health, config any) (stop func()) {
 	if config == nil {
 		r.log.Info("Device manager is off", "deviceManager", r.kind)
+		health.OK("Off")
 		r.inventory.Withdraw(r.kind)
-		return
+		return func() {}
 	}
 	r.log.Info("Device manager is on", "deviceManager", r.kind)
-	ctx, r.cancel = context.WithCancel(ctx)
-	r.done = make(chan struct{})
-	go r.run(ctx, manager(), r.done)
-}
-
-func (r *managerRunner) run(ctx context.Context, manager types.DeviceManager, done chan<- struct{}) {
-	defer close(done)
-	backoff := flowcontrol.NewBackOff(managerBackoffMin, managerBackoffMax)
-	for {
-		started := time.Now()
-		err := manager.Run(ctx, func(s types.Snapshot) { r.inventory.Publish(r.kind, s) })
-		if ctx.Err() != nil {
-			return
-		}
-		backoff.Next(r.kind.String(), started)
-		delay := backoff.Get(r.kind.String())
-		r.log.Error("Device manager stopped, it is started again", "deviceManager", r.kind, "delay", delay, "error", err)
-		select {
-		case <-time.After(delay):
-		case <-ctx.Done():
-			return
-		}
+	health.OK("Running")
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	manager := r.make(config)
+	running.Go(func() {
+		r.parts.keep(ctx, health, r.part(), func(ctx context.Context) error {
+			return manager.Run(ctx, func(s types.Snapshot) { r.inventory.Publish(r.kind, s) })
+		})
+	})
+	return func() {
+		cancel()
+		running.Wait()
 	}
 }
 
-// stop ends the manager and waits for it. Its inventory stays until the next manager publishes.
-func (r *managerRunner) stop() {
-	if r.cancel == nil {
-		return
+// sriovRunner is the runner of SR-IOV's manager.
+func sriovRunner(r managerRunner, p sriov.Params) *managerRunner {
+	r.kind = types.DeviceManagerTypeSRIOV
+	r.configOf = func(c *v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any {
+		if c == nil || c.SRIOV == nil || !c.SRIOV.Enabled {
+			return nil
+		}
+		return c.SRIOV
 	}
-	r.cancel()
-	<-r.done
-	r.cancel = nil
+	r.make = func(config any) types.DeviceManager {
+		params := p
+		params.Config, _ = config.(*v2alpha1.SRIOVDeviceManagerConfig)
+		return sriov.New(params)
+	}
+	return &r
+}
+
+// dummyRunner is the runner of the manager of dummy links.
+func dummyRunner(r managerRunner) *managerRunner {
+	r.kind = types.DeviceManagerTypeDummy
+	r.configOf = func(c *v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any {
+		if c == nil || c.Dummy == nil || !c.Dummy.Enabled {
+			return nil
+		}
+		return c.Dummy
+	}
+	r.make = func(config any) types.DeviceManager {
+		c, _ := config.(*v2alpha1.DummyDeviceManagerConfig)
+		return dummy.New(r.log, c)
+	}
+	return &r
 }

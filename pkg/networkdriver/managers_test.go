@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -49,53 +53,83 @@ func TestManagerRunner(t *testing.T) {
 	reports, err := inventory.NewReportTable(db)
 	require.NoError(t, err)
 	log := slog.New(slog.DiscardHandler)
+	configs := &managerConfigs{changed: make(chan struct{})}
+	m := &scripted{runs: make(chan func(context.Context, func(types.Snapshot)) error)}
+	made := make(chan any, 10)
 	r := &managerRunner{
-		kind: types.DeviceManagerTypeDummy, log: log,
+		kind: types.DeviceManagerTypeDummy, log: log, parts: newParts(log), configs: configs,
 		inventory: inventory.New(log, db, devices, reports, allocations),
+		configOf: func(c *v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any {
+			if c == nil || c.Dummy == nil {
+				return nil
+			}
+			return c.Dummy
+		},
+		make: func(config any) types.DeviceManager { made <- config; return m },
 	}
 	r.inventory.Expect(types.DeviceManagerTypeDummy)
-	initialized := func() bool {
-		done, _ := devices.Initialized(db.ReadTxn())
-		return done
+	_, initialized := devices.Initialized(db.ReadTxn())
+	count := func(n int32) *v2alpha1.CiliumNetworkDriverDeviceManagerConfig {
+		return &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{Dummy: &v2alpha1.DummyDeviceManagerConfig{Count: n}}
 	}
 
-	m := &scripted{runs: make(chan func(context.Context, func(types.Snapshot)) error)}
-	made := 0
-	newManager := func() types.DeviceManager { made++; return m }
-
-	t.Run("one that is off does not keep the table waiting", func(t *testing.T) {
-		require.False(t, initialized())
-		r.apply(t.Context(), nil, newManager)
-		require.True(t, initialized())
-		require.Zero(t, made)
-	})
-
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
+	_, health := cell.NewSimpleHealth()
+	var running sync.WaitGroup
+	running.Go(func() { r.run(ctx, health) })
+	defer running.Wait()
 	defer cancel()
-	t.Run("one that fails is started again", func(t *testing.T) {
-		r.apply(ctx, "config", newManager)
-		m.runs <- func(context.Context, func(types.Snapshot)) error { return errors.New("fails") }
-		published := make(chan struct{})
-		m.runs <- func(ctx context.Context, publish func(types.Snapshot)) error {
-			publish(types.Snapshot{})
-			close(published)
-			<-ctx.Done()
-			return nil
-		}
-		select {
-		case <-published:
-		case <-time.After(10 * time.Second):
-			t.Fatal("the manager was not started again")
-		}
-		require.Equal(t, 1, made)
-	})
-	t.Run("the same configuration changes nothing", func(t *testing.T) {
-		r.apply(ctx, "config", newManager)
-		require.Equal(t, 1, made)
-	})
-	t.Run("another configuration makes another manager", func(t *testing.T) {
-		r.apply(ctx, "other", newManager)
-		require.Equal(t, 2, made)
-	})
-	r.stop()
+
+	// One that is off does not keep the table waiting.
+	receive(t, initialized)
+	require.Empty(t, made)
+
+	// One that fails is started again, and the failure is visible.
+	configs.set(count(1))
+	require.Equal(t, count(1).Dummy, receive(t, made))
+	m.runs <- func(context.Context, func(types.Snapshot)) error { return errors.New("sysfs is away") }
+	published := make(chan struct{})
+	m.runs <- func(ctx context.Context, publish func(types.Snapshot)) error {
+		publish(types.Snapshot{})
+		close(published)
+		<-ctx.Done()
+		return nil
+	}
+	receive(t, published)
+	require.ErrorContains(t, r.parts.failure("device-manager-dummy").err, "sysfs is away")
+	require.Equal(t, cell.StatusDegraded, health.Level)
+	require.Empty(t, made, "by the same manager")
+
+	// The same configuration changes nothing, another one makes another manager with a clean slate.
+	configs.set(count(1))
+	configs.set(count(2))
+	require.Equal(t, count(2).Dummy, receive(t, made))
+	require.Nil(t, r.parts.failure("device-manager-dummy"))
+	require.Equal(t, cell.StatusOK, health.Level)
+
+	// Off, its devices are withdrawn.
+	configs.set(nil)
+	require.Eventually(t, func() bool { return reports.NumObjects(db.ReadTxn()) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+const receiveTimeout = 20 * time.Second
+
+// receive returns what the channel has, which has to come.
+func receive[T any](t *testing.T, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(receiveTimeout):
+		t.Fatal("nothing has come")
+		panic("unreachable")
+	}
+}
+
+// Failures of the managers are known under the names of their rooms.
+func TestManagersAreRooms(t *testing.T) {
+	for _, kind := range []types.DeviceManagerType{types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy} {
+		part := (&managerRunner{kind: kind}).part()
+		require.True(t, slices.ContainsFunc(rooms, func(r room) bool { return r.name == part }), part)
+	}
 }

@@ -5,16 +5,21 @@ package networkdriver
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
 // Reasons of the conditions Ready and Degraded.
@@ -36,6 +41,7 @@ const (
 	reasonPoolConflict     = "PoolConflict"
 	reasonNotRepresentable = "NotRepresentable"
 	reasonDeviceFailed     = "DeviceFailed"
+	reasonPartFailed       = "PartFailed"
 )
 
 // problem is one reason for a condition, with its message.
@@ -57,6 +63,126 @@ type view struct {
 	pools []string
 	// advertised counts the devices that each pool advertises.
 	advertised map[string]int
+}
+
+// report updates the node config's status, and adds to the watch set what tells of something new to report.
+func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.Health) {
+	v := view{}
+	if d.session != nil {
+		v = d.view(watch)
+	}
+	failures, failuresChanged := d.parts.state()
+	watch.Add(failuresChanged)
+	v.addFailures(failures)
+	for _, p := range []*problem{tooOld, d.invalid} {
+		if p != nil {
+			v.notReady = append([]problem{*p}, v.notReady...)
+		}
+	}
+	if d.restart != nil {
+		v.degraded = append(v.degraded, *d.restart)
+	}
+	switch {
+	case len(v.notReady) > 0:
+		health.Degraded(v.notReady[0].reason, errors.New(v.notReady[0].message))
+		d.notReady.Store(&v.notReady[0])
+	case d.session == nil:
+		// A node without configuration has nothing to serve, which is no failure of the agent.
+		health.OK("Waiting for a CiliumNetworkDriverNodeConfig named " + d.Config.NodeName)
+		d.notReady.Store(nil)
+	default:
+		health.OK("Serving")
+		d.notReady.Store(nil)
+	}
+	if d.config == nil {
+		return
+	}
+	v.generation = d.config.Generation
+	if d.active != nil {
+		for _, p := range d.active.Pools {
+			v.pools = append(v.pools, p.PoolName)
+		}
+	}
+	d.statuses.Update(d.config, v.status())
+}
+
+// view describes the session for the node config's status, and adds to the watch set what tells of another view.
+func (d *driver) view(watch *statedb.WatchSet) view {
+	txn := d.DB.ReadTxn()
+	allocations, allocationsChanged := d.Allocations.AllWatch(txn)
+	reports, reportsChanged := d.Reports.AllWatch(txn)
+	restored, restoredChanged := d.Allocations.Initialized(txn)
+	discovered, discoveredChanged := d.Devices.Initialized(txn)
+	runtime, runtimeChanged := d.nri.Status()
+	kubelet, kubeletChanged := d.session.kubelet.State()
+
+	v := view{
+		driverName:  d.session.spec.DriverName,
+		allocations: statedb.Collect(allocations),
+		reports:     statedb.Collect(reports),
+	}
+	switch {
+	case !restored:
+		v.notReady = append(v.notReady, problem{reasonRestoring, "reading the claims of the node's pods"})
+	case !discovered:
+		v.notReady = append(v.notReady, problem{reasonDiscovering, fmt.Sprintf("waiting for the first inventory of the device managers %s, the log says what keeps them",
+			strings.Join(d.Devices.PendingInitializers(txn), ", "))})
+	}
+	if !runtime.Connected {
+		v.notReady = append(v.notReady, problem{reasonWaitingForNRI, runtime.Reason})
+	}
+	v.addKubelet(kubelet)
+
+	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged)
+	if !restored {
+		watch.Add(restoredChanged)
+	}
+	if !discovered {
+		watch.Add(discoveredChanged)
+	}
+	return v
+}
+
+// addFailures adds the parts of the driver that do not run as they should.
+func (v *view) addFailures(failures []*failure) {
+	for _, f := range failures {
+		v.degraded = append(v.degraded, problem{reasonPartFailed,
+			fmt.Sprintf("the part %s has ended and is started again: %v", f.part, f.err)})
+	}
+}
+
+// addKubelet adds how the driver stands with kubelet and the API server.
+func (v *view) addKubelet(k dra.State) {
+	switch {
+	case k.GaveUp:
+		v.notReady = append(v.notReady, problem{reasonRegistrationFailed,
+			fmt.Sprintf("kubelet has not registered the driver in the configured number of attempts, it is tried again less often: %v", k.RegistrationError)})
+	case !k.Registered && k.RegistrationError != nil:
+		v.notReady = append(v.notReady, problem{reasonRegistering,
+			fmt.Sprintf("attempt %d to register with kubelet failed: %v", k.Attempts, k.RegistrationError)})
+	case !k.Registered:
+		v.notReady = append(v.notReady, problem{reasonRegistering, "registering with kubelet"})
+	}
+	if p := k.PublicationProblem; p != nil {
+		v.notReady = append(v.notReady, problem{reasonPublicationFailed, p.Message})
+	}
+	if k.Publication == nil {
+		return
+	}
+	v.advertised = k.Publication.Pools
+	for _, c := range k.Publication.Conflicts {
+		if c.Prepared {
+			v.degraded = append(v.degraded, problem{reasonPoolConflict,
+				fmt.Sprintf("device %s is prepared in the pools %v and is not advertised", c.Device, c.Pools)})
+		} else {
+			v.degraded = append(v.degraded, problem{reasonPoolConflict,
+				fmt.Sprintf("device %s matches the pools %v and is in %s", c.Device, c.Pools, c.Pool)})
+		}
+	}
+	for _, o := range k.Publication.Omissions {
+		v.degraded = append(v.degraded, problem{reasonNotRepresentable,
+			fmt.Sprintf("pool %s, device %q, attribute %q is left out: %s", o.Pool, o.Device, o.Attribute, o.Reason)})
+	}
 }
 
 // status makes the node config's status. The writer sorts and bounds its lists.
@@ -101,13 +227,12 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 // maxDeviceName is the longest name that the API takes for a skipped device.
 const maxDeviceName = 63
 
-// skippedDevices lists each skipped device once, as the API's list is keyed by it. A name that is skipped for being
-// too long is cut.
+// skippedDevices lists each skipped device once, as the API's list is keyed by it.
 func skippedDevices(r *inventory.Report) []v2alpha1.SkippedDevice {
 	seen := map[string]bool{}
 	var list []v2alpha1.SkippedDevice
 	for _, d := range r.Skipped {
-		name := strings.ToValidUTF8(d.Device[:min(len(d.Device), maxDeviceName)], "")
+		name := truncate.UTF8(d.Device, maxDeviceName)
 		if name == "" || seen[name] {
 			continue
 		}

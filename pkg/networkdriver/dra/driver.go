@@ -29,10 +29,6 @@ const (
 	maxLossBackoff = time.Minute
 )
 
-// ErrRegistration is returned by [Driver.Run] when kubelet did not register the driver in the configured number of
-// attempts.
-var ErrRegistration = errors.New("not registered with kubelet")
-
 // Config are the driver's names and how patiently it registers.
 type Config struct {
 	// DriverName is the DRA driver name.
@@ -46,7 +42,7 @@ type Config struct {
 	RetryInterval time.Duration
 	// Timeout is how long one attempt may take.
 	Timeout time.Duration
-	// MaxAttempts is the number of attempts before giving up.
+	// MaxAttempts is the number of attempts after which [Driver.Run] gives up.
 	MaxAttempts int
 }
 
@@ -106,32 +102,38 @@ func (d *Driver) State() (State, <-chan struct{}) { return d.state.get() }
 // Run registers with kubelet, keeps registered, and publishes once it is: before that, the scheduler would send pods
 // that nobody can serve. It must be called after both tables were restored, as kubelet's calls come at once.
 //
-// It returns nil when the context ends, and [ErrRegistration] when kubelet does not register the driver. Either way
-// the sockets are gone, while the slices stay for an agent that comes back; kubelet removes them when none does.
-// It is called once.
+// It returns nil when the context ends, and an error when kubelet does not register the driver in the configured number
+// of attempts, or when the publication has ended. Either way the sockets are gone, while the slices stay for an agent
+// that comes back; kubelet removes them when none does. It may be called again when it has returned.
 func (d *Driver) Run(ctx context.Context) error {
 	if err := d.config.validate(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var publishing sync.WaitGroup
 	defer func() {
-		cancel()
+		cancel(nil)
 		publishing.Wait()
 		d.writer.stop()
 	}()
 	var once sync.Once
+	publish := func() {
+		if err := d.publisher.run(ctx); ctx.Err() == nil {
+			d.state.problem(problemOf(err))
+			cancel(fmt.Errorf("publish ResourceSlices: %w", err))
+		}
+	}
 
 	backoff := d.config.RetryInterval
 	for {
 		server, err := d.register(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return causeOf(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		once.Do(func() { publishing.Go(func() { d.publish(ctx) }) })
+		once.Do(func() { publishing.Go(publish) })
 
 		since := time.Now()
 		lost := server.watch(ctx)
@@ -139,7 +141,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		d.metrics.isRegistered(false)
 		d.state.update(func(s *State) { s.Registered, s.RegistrationError = false, lost })
 		if ctx.Err() != nil {
-			return nil
+			return causeOf(ctx)
 		}
 		if time.Since(since) > stableAfter {
 			backoff = d.config.RetryInterval
@@ -147,7 +149,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		d.log.Error("Registration with kubelet was lost, registering again",
 			slog.String("error", lost.Error()), slog.Duration("wait", backoff))
 		if !pause.For(ctx, backoff) {
-			return nil
+			return causeOf(ctx)
 		}
 		backoff = min(2*backoff, maxLossBackoff)
 	}
@@ -170,15 +172,14 @@ func (d *Driver) register(ctx context.Context) (*server, error) {
 		if err == nil {
 			log.Info("Registered with kubelet")
 			d.metrics.isRegistered(true)
-			d.state.update(func(s *State) { s.Registered, s.Attempts, s.RegistrationError = true, 0, nil })
+			d.state.update(func(s *State) { s.Registered, s.Attempts, s.RegistrationError, s.GaveUp = true, 0, nil, false })
 			return server, nil
 		}
 		log.Warn("Registration with kubelet failed", slog.String("error", err.Error()))
 		gaveUp := attempt >= d.config.MaxAttempts
-		d.state.update(func(s *State) { s.RegistrationError, s.GaveUp = err, gaveUp })
+		d.state.update(func(s *State) { s.RegistrationError, s.GaveUp = err, s.GaveUp || gaveUp })
 		if gaveUp {
-			log.Error("Giving up registration with kubelet", slog.String("error", err.Error()))
-			return nil, fmt.Errorf("%w after %d attempts: %w", ErrRegistration, attempt, err)
+			return nil, fmt.Errorf("not registered with kubelet after %d attempts: %w", attempt, err)
 		}
 		if !pause.For(ctx, d.config.RetryInterval) {
 			return nil, ctx.Err()
@@ -199,12 +200,10 @@ func (d *Driver) attempt(ctx context.Context) (*server, error) {
 	return server, nil
 }
 
-// publish runs the publisher. It ends with the context only, which is no error.
-func (d *Driver) publish(ctx context.Context) {
-	err := d.publisher.run(ctx)
-	if ctx.Err() != nil {
-		return
+// causeOf returns the error that the context was cancelled for, nil if it was cancelled by the caller of [Driver.Run].
+func causeOf(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+		return cause
 	}
-	d.log.Error("Publication of ResourceSlices ended", slog.String("error", err.Error()))
-	d.state.problem(problemOf(err))
+	return nil
 }

@@ -109,8 +109,7 @@ func TestRegistrationGivesUp(t *testing.T) {
 
 	err := <-f.done
 	f.done <- err
-	require.ErrorIs(t, err, ErrRegistration)
-	assert.ErrorContains(t, err, "after 3 attempts")
+	require.ErrorContains(t, err, "not registered with kubelet after 3 attempts")
 	registrar, plugin := f.config.socketPaths()
 	assert.NoFileExists(t, registrar)
 	assert.NoFileExists(t, plugin)
@@ -119,6 +118,16 @@ func TestRegistrationGivesUp(t *testing.T) {
 	slices, err := f.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 	require.NoError(t, err)
 	assert.Empty(t, slices.Items, "nothing is offered that cannot be prepared")
+
+	// Kubelet is back when the driver is started again.
+	<-f.done
+	f.config.Timeout = patience
+	f.start()
+	state, _ = f.State()
+	assert.True(t, state.GaveUp, "as long as it is not registered")
+	f.kubelet(nil, accepted)
+	state = f.waitState("registered", registered)
+	assert.False(t, state.GaveUp)
 }
 
 func TestRegistrationRefusedThenAccepted(t *testing.T) {

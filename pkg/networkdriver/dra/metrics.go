@@ -89,8 +89,8 @@ func (m *Metrics) published(old, p *Publication) {
 			}
 		}
 	}
-	for pool, size := range p.Pools {
-		m.devices.WithLabelValues(pool).Set(float64(size.Devices))
+	for pool, devices := range p.Pools {
+		m.devices.WithLabelValues(pool).Set(float64(devices))
 	}
 	m.conflicts.Set(float64(len(p.Conflicts)))
 	m.omissions.Set(float64(len(p.Omissions)))

@@ -58,7 +58,7 @@ func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourc
 		}
 		return kubeletplugin.PrepareResult{Devices: devices}
 	}
-	// Without a slot, which Unprepare of what is waited for may need.
+	// This wait takes no slot: what it waits for may be an Unprepare that needs one.
 	await := func(claim *resourceapi.ResourceClaim) { p.claims.AwaitDevices(ctx, claim) }
 	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, await, prepare,
 		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} }), nil
@@ -72,9 +72,10 @@ func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubele
 		func(err error) error { return err }), nil
 }
 
-// each awaits what the work on each claim needs, and does it then, for as many claims at once as there are slots. A claim that gets no slot before the context
-// ends has the result of refuse.
-func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID, await func(C), work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
+// each awaits what the work on each claim needs and then does it, for as many claims at once as there are slots. A claim
+// that gets no slot before the context ends has the result of refuse.
+func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID,
+	await func(C), work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
 	var wg sync.WaitGroup
 	var mu sync.Mutex // guards results
 	results := make(map[kubetypes.UID]R, len(cs))

@@ -117,6 +117,29 @@ func TestDroppedFieldsStand(t *testing.T) {
 	assert.NotNil(t, state.PublicationProblem, "another pool's success does not mend it")
 }
 
+// A publication that ends takes the driver with it, which publishes when it is started again.
+func TestPublicationEnds(t *testing.T) {
+	f := newFixture(t, fakeClaims{}, nil)
+	write := f.publisher.write
+	registered := make(chan struct{})
+	f.publisher.write = func(context.Context, *resourceslice.DriverResources) error {
+		<-registered
+		return errors.New("controller is gone")
+	}
+	f.publishing()
+	close(registered)
+	require.EqualError(t, <-f.done, "publish ResourceSlices: controller is gone")
+	state, _ := f.State()
+	assert.False(t, state.Registered)
+	assert.Contains(t, state.PublicationProblem.Message, "controller is gone")
+
+	f.publisher.write = write
+	f.start()
+	f.kubelet(nil, accepted)
+	f.waitSlices(1)
+	f.waitState("recovery", healthy)
+}
+
 func TestDeletedSliceComesBack(t *testing.T) {
 	f := newFixture(t, fakeClaims{}, nil)
 	f.publishing()

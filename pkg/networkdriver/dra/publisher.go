@@ -5,7 +5,6 @@ package dra
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
@@ -43,8 +43,9 @@ type publisher struct {
 	// write publishes resources, which the publisher does not change afterwards.
 	write func(context.Context, *resourceslice.DriverResources) error
 
-	// logged has the conflicts and omissions that are known, each with its log line.
-	logged map[string]struct{}
+	// conflicts and omissions are those that were logged.
+	conflicts logonce.Problems[string]
+	omissions logonce.Problems[pools.Omission]
 
 	mu         sync.Mutex // guards the fields below
 	configured bool
@@ -129,10 +130,10 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 
 	assignment, conflicts := pools.Assign(statedb.ToSeq(devices), statedb.ToSeq(allocations), configs)
 	resources, omissions := p.describer.Slices(assignment)
-	publication := &Publication{Pools: map[string]PoolSize{}, Conflicts: conflicts, Omissions: omissions}
+	publication := &Publication{Pools: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
 	for name, devs := range assignment {
-		if pool, ok := resources.Pools[pools.Name(p.node, name)]; ok {
-			publication.Pools[name] = PoolSize{Devices: len(devs), Slices: len(pool.Slices)}
+		if _, ok := resources.Pools[pools.Name(p.node, name)]; ok {
+			publication.Pools[name] = len(devs)
 		}
 	}
 	return resources, publication
@@ -151,17 +152,14 @@ func (p *publisher) note(publication *Publication) {
 
 // logNew logs conflicts and omissions once, and not with every publication while they last.
 func (p *publisher) logNew(publication *Publication) {
-	known := p.logged
-	p.logged = map[string]struct{}{}
-	isNew := func(key string) bool {
-		p.logged[key] = struct{}{}
-		_, ok := known[key]
-		return !ok
-	}
+	byKey := map[string]pools.Conflict{}
+	var keys []string
 	for _, c := range publication.Conflicts {
-		if !isNew("conflict " + c.Key()) {
-			continue
-		}
+		byKey[c.Key()] = c
+		keys = append(keys, c.Key())
+	}
+	for _, key := range p.conflicts.Replace(keys...) {
+		c := byKey[key]
 		log := p.log.With(slog.String("device", c.Device), slog.Any("pools", c.Pools))
 		if c.Prepared {
 			log.Error("Device is prepared in more than one pool and is not advertised")
@@ -169,10 +167,7 @@ func (p *publisher) logNew(publication *Publication) {
 			log.Error("Device matches more than one pool", slog.String("pool", c.Pool))
 		}
 	}
-	for _, o := range publication.Omissions {
-		if !isNew(fmt.Sprintf("omission %s %s %s %s", o.Pool, o.Device, o.Attribute, o.Reason)) {
-			continue
-		}
+	for _, o := range p.omissions.Replace(publication.Omissions...) {
 		log := p.log.With(slog.String("pool", o.Pool), slog.String("reason", o.Reason))
 		if o.Device == "" {
 			log.Error("Pool cannot be published and is left out")

@@ -70,9 +70,8 @@ func newEngine(t testing.TB, _ []string) *script.Engine {
 				})
 				jobs.Add(job.OneShot("inventory", func(ctx context.Context, _ cell.Health) error { return c.inventory.Run(ctx) }))
 				jobs.Add(job.OneShot("publication", func(ctx context.Context, _ cell.Health) error {
-					c.driver.publish(ctx)
-					c.driver.writer.stop()
-					return nil
+					defer c.driver.writer.stop()
+					return c.driver.publisher.run(ctx)
 				}))
 			}),
 		),

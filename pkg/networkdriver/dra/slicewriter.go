@@ -110,7 +110,11 @@ func (w *sliceWriter) write(ctx context.Context, resources *resourceslice.Driver
 	return nil
 }
 
-func (w *sliceWriter) stop() { w.controller.Stop() }
+// stop ends the writing. The slices stay.
+func (w *sliceWriter) stop() {
+	w.controller.Stop()
+	w.controller = nil
+}
 
 // waitForAccess returns once the node's slices can be listed and watched. The controller's informer would wait for
 // that in silence.

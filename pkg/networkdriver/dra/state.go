@@ -21,7 +21,7 @@ type State struct {
 	Attempts int
 	// RegistrationError is why the last attempt failed or the registration was lost; nil while registered.
 	RegistrationError error
-	// GaveUp is true after the configured number of attempts.
+	// GaveUp is true from when the configured number of attempts was used up until the driver is registered.
 	GaveUp bool
 
 	// Publication is what the ResourceSlices are meant to say; nil before the first publication.
@@ -32,18 +32,12 @@ type State struct {
 
 // Publication describes a set of ResourceSlices.
 type Publication struct {
-	// Pools are the advertised pools by their configured name.
-	Pools map[string]PoolSize
+	// Pools are the numbers of devices of the advertised pools, by the pools' configured names.
+	Pools map[string]int
 	// Conflicts are the devices that more than one pool lays claim to.
 	Conflicts []pools.Conflict
 	// Omissions are what ResourceSlices cannot express.
 	Omissions []pools.Omission
-}
-
-// PoolSize is the number of devices in a pool, and of the slices they take.
-type PoolSize struct {
-	Devices int
-	Slices  int
 }
 
 // The reasons of a [PublicationProblem].

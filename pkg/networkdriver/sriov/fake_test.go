@@ -172,13 +172,15 @@ func (t *tree) scan(m *Manager) (devices map[string]*Device, skipped map[string]
 // fakeKernel answers what rtnetlink would, and fails where told to.
 type fakeKernel struct {
 	// mu guards the fields below.
-	mu       sync.Mutex
-	links    map[int]link
-	vfs      map[int]map[int]VFSettings
-	routes   []int
-	scanErr  error
-	setUpErr error
-	up       []int
+	mu      sync.Mutex
+	links   map[int]link
+	vfs     map[int]map[int]VFSettings
+	routes  []int
+	scanErr error
+	// addresses are those of the links.
+	addresses []hostnet.Address
+	setUpErr  error
+	up        []int
 	// setVLAN is asked before a VLAN is set.
 	setVLAN func(pfIndex, vf int, s VFSettings) error
 	setMAC  func(mac string) error
@@ -208,7 +210,7 @@ func (k *fakeKernel) DefaultRouteLinks() ([]int, error) {
 	return k.routes, nil
 }
 
-func (k *fakeKernel) Addresses() ([]hostnet.Address, error) { return nil, nil }
+func (k *fakeKernel) Addresses() ([]hostnet.Address, error) { return k.addresses, nil }
 
 func (k *fakeKernel) Link(index int) (link, error) {
 	k.mu.Lock()

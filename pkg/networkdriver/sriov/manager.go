@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
+	"sync"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
@@ -29,8 +30,9 @@ type Params struct {
 	Config *v2alpha1.SRIOVDeviceManagerConfig
 	// SysfsPath is where the host's sysfs is mounted, writable if VFs are to be made.
 	SysfsPath string
-	// NodeIPs are the addresses that the cluster knows the node by. A VF that has one is not offered.
-	NodeIPs []netip.Addr
+	// NodeIPs returns the addresses that the cluster knows the node by at present, and a channel that is closed when
+	// there are others. A VF that has one is not offered. Nil: there are none.
+	NodeIPs func() ([]netip.Addr, <-chan struct{})
 	// Prepared says whether the device with this name is prepared for a claim. The link of such a device may be in a
 	// pod, where discovery cannot see it. It must know the restored allocations before Run is called.
 	Prepared func(name string) bool
@@ -56,7 +58,7 @@ type Manager struct {
 	log      *slog.Logger
 	sysfs    sysfs
 	kernel   kernel
-	nodeIPs  []netip.Addr
+	nodeIPs  func() ([]netip.Addr, <-chan struct{})
 	prepared func(name string) bool
 	// provisioner is used by Run only.
 	provisioner *provisioner
@@ -77,6 +79,9 @@ func newManager(p Params, k kernel) *Manager {
 		prepared: p.Prepared,
 		pfs:      p.PFs,
 	}
+	if m.nodeIPs == nil {
+		m.nodeIPs = func() ([]netip.Addr, <-chan struct{}) { return nil, nil }
+	}
 	if m.pfs == nil {
 		m.pfs = &PFLocks{}
 	}
@@ -93,10 +98,30 @@ func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTyp
 // Run implements [types.DeviceManager].
 func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
 	var last *types.Snapshot
-	return rescan.Run(ctx, m.log, m.kernel.WatchLinks, func() error {
+	return rescan.Run(ctx, m.log, m.watch, func() error {
 		last = m.refresh(last, publish)
 		return nil
 	})
+}
+
+// watch tells of links and of the node's addresses.
+func (m *Manager) watch(ctx context.Context, notify func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var addresses sync.WaitGroup
+	defer addresses.Wait()
+	defer cancel()
+	addresses.Go(func() {
+		for {
+			_, changed := m.nodeIPs()
+			select {
+			case <-changed:
+				notify()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return m.kernel.WatchLinks(ctx, notify)
 }
 
 // refresh makes missing VFs, scans, and publishes what differs from the last snapshot, which it returns. A scan that fails

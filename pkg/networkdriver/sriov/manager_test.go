@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -172,6 +175,33 @@ func TestRunPublishesProblemsWithoutScan(t *testing.T) {
 		after(rescan.PollInterval)
 		require.Len(t, r.published(), 3)
 		require.Empty(t, r.published()[2].Problems)
+	})
+}
+
+// An address that the cluster knows the node by takes the VF that has it out of service as soon as it is known.
+func TestRunFollowsNodeAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(t)
+		addr := netip.MustParseAddr("192.0.2.1")
+		node.kernel.addresses = []hostnet.Address{{Index: 3, Addr: addr}}
+		var known atomic.Bool
+		changed := make(chan struct{})
+		r := run(t, node.manager(Params{NodeIPs: func() ([]netip.Addr, <-chan struct{}) {
+			if known.Load() {
+				return []netip.Addr{addr}, nil
+			}
+			return nil, changed
+		}}))
+		require.Equal(t, []string{"2+0"}, r.kinds())
+		offered := r.published()[0].Devices[0]
+
+		known.Store(true)
+		_, err := offered.Setup(t.Context(), types.DeviceConfig{})
+		require.ErrorContains(t, err, "it has the node's address 192.0.2.1", "also before the next scan")
+		close(changed)
+		after(rescan.QuietPeriod)
+		require.Equal(t, []string{"2+0", "1+1"}, r.kinds())
+		require.Contains(t, r.published()[1].Skipped[0].Reason, "it has the node's address 192.0.2.1")
 	})
 }
 

@@ -17,7 +17,8 @@ import (
 // scan finds all VFs. One VF that cannot be read or cannot serve is left out with the reason; the others stay. An error
 // means that nothing can be said.
 func (m *Manager) scan() (types.Snapshot, error) {
-	view, err := m.kernel.HostNetwork(m.nodeIPs)
+	nodeIPs, _ := m.nodeIPs()
+	view, err := m.kernel.HostNetwork(nodeIPs)
 	if err != nil {
 		return types.Snapshot{}, fmt.Errorf("read the node's own network: %w", err)
 	}

@@ -97,7 +97,8 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
 func (m *Manager) refuseOwnNetwork(dev *netdev) error {
-	view, err := m.kernel.HostNetwork(m.nodeIPs)
+	nodeIPs, _ := m.nodeIPs()
+	view, err := m.kernel.HostNetwork(nodeIPs)
 	if err != nil {
 		return fmt.Errorf("read the node's own network: %w", err)
 	}
