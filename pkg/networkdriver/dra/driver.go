@@ -84,7 +84,7 @@ func New(p Params) *Driver {
 		writer: writer,
 		publisher: &publisher{
 			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,
-			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.DriverName, p.Config.NodeName),
+			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.NodeName),
 			state: state, metrics: p.Metrics, write: writer.write,
 			changed: make(chan struct{}),
 		},

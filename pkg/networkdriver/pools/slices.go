@@ -6,7 +6,6 @@ package pools
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -17,7 +16,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
-// The attributes that the driver itself gives every device. No device can have one of these names by itself.
+// The attributes that the driver itself gives every device.
 const (
 	// AttributePool is the configured pool's name.
 	AttributePool resourceapi.QualifiedName = "pool"
@@ -39,9 +38,8 @@ func Configured(node, published string) (pool string, ok bool) {
 type Omission struct {
 	// Pool is the configured pool's name.
 	Pool string
-	// Device is the device's name; empty when it is the whole pool.
-	Device string
-	// Attribute is the attribute's name; empty when it is the whole device.
+	// Device and Attribute are their names; both are empty when it is the whole pool.
+	Device    string
 	Attribute resourceapi.QualifiedName
 	// Reason says what about it breaks the rules.
 	Reason string
@@ -50,8 +48,7 @@ type Omission struct {
 // Describer describes pools for the ResourceSlice API. It remembers the description of each inventory row, since rows
 // are immutable and most of thousands are the same in the next publication. It is not for concurrent use.
 type Describer struct {
-	node  string
-	check attributeChecker
+	node string
 	// known has the descriptions that the last call made or used.
 	known map[*tables.DRADevice]description
 }
@@ -63,18 +60,13 @@ type description struct {
 }
 
 // NewDescriber returns a describer for the driver's pools on the node.
-func NewDescriber(driver, node string) *Describer {
-	return &Describer{
-		node:  node,
-		check: attributeChecker{driver: driver, names: map[resourceapi.QualifiedName]string{}},
-	}
-}
+func NewDescriber(node string) *Describer { return &Describer{node: node} }
 
 // Slices describes the assigned devices. Each pool is split into slices of at most 128 devices, in the order of their
 // names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
 // no slice. The result shares memory with later ones and must not be changed.
 //
-// The apiserver refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
+// The API server refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
 func (d *Describer) Slices(assignment Assignment) (resourceslice.DriverResources, []Omission) {
 	resources := resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool, len(assignment))}
 	known := make(map[*tables.DRADevice]description, len(d.known))
@@ -88,7 +80,7 @@ func (d *Describer) Slices(assignment Assignment) (resourceslice.DriverResources
 		for _, row := range rows {
 			described, ok := d.known[row]
 			if !ok || described.pool != pool {
-				attrs, omitted := d.check.attributes(pool, row)
+				attrs, omitted := attributes(pool, row)
 				described = description{pool, resourceapi.Device{Name: row.Name, Attributes: attrs}, omitted}
 			}
 			known[row] = described
@@ -120,37 +112,4 @@ func checkPool(node, pool string) string {
 		return fmt.Sprintf("%q is longer than %d characters", Name(node, pool), resourceapi.PoolNameMaxLength)
 	}
 	return ""
-}
-
-// attributes returns the device's attributes as far as the API takes them. When there are too many, the driver's own
-// two stay and the others in alphabetical order.
-func (c *attributeChecker) attributes(pool string, d *tables.DRADevice) (map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, []Omission) {
-	given := d.Dev.Attrs()
-	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(given)+2)
-	manager := d.Manager.String()
-	attrs[AttributePool] = resourceapi.DeviceAttribute{StringValue: &pool}
-	attrs[AttributeDeviceManager] = resourceapi.DeviceAttribute{StringValue: &manager}
-	var omissions []Omission
-	if len(given)+len(attrs) <= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
-		for name, value := range given {
-			if reason := c.check(name, value); reason != "" {
-				omissions = append(omissions, Omission{Pool: pool, Device: d.Name, Attribute: name, Reason: reason})
-				continue
-			}
-			attrs[name] = value
-		}
-		return attrs, omissions
-	}
-	for _, name := range slices.Sorted(maps.Keys(given)) {
-		reason := c.check(name, given[name])
-		if reason == "" && len(attrs) == resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
-			reason = fmt.Sprintf("the device has more than %d attributes", resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice)
-		}
-		if reason != "" {
-			omissions = append(omissions, Omission{Pool: pool, Device: d.Name, Attribute: name, Reason: reason})
-			continue
-		}
-		attrs[name] = given[name]
-	}
-	return attrs, omissions
 }
