@@ -23,8 +23,7 @@ var Cell = cell.Module(
 // Check returns nil when all is well, else an error that says what is not and what to do.
 type Check func() error
 
-// Checks are the checks of a program. A failed liveness check says that only a restart helps; a failed readiness
-// check that the program cannot serve at the moment.
+// Checks are the checks of a program.
 type Checks struct {
 	mu     sync.Mutex // guards checks
 	checks []named
@@ -36,10 +35,10 @@ type named struct {
 	check    Check
 }
 
-// AddLiveness adds a check that a program which hangs fails.
+// AddLiveness adds a check that fails when only a restart of the program helps.
 func (c *Checks) AddLiveness(name string, check Check) { c.add(named{name, true, check}) }
 
-// AddReadiness adds a check that a program which cannot serve fails.
+// AddReadiness adds a check that fails while the program cannot serve.
 func (c *Checks) AddReadiness(name string, check Check) { c.add(named{name, false, check}) }
 
 func (c *Checks) add(n named) {

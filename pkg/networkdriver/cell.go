@@ -13,7 +13,6 @@ package networkdriver
 import (
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -27,9 +26,6 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
-
-// repairInterval is how often links that came home without their name, because it was taken, are looked at again.
-const repairInterval = 10 * time.Second
 
 // Cell is the network driver. What it needs from the application around it is listed in [Params].
 var Cell = cell.Module(

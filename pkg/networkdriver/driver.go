@@ -45,6 +45,9 @@ const reportInterval = 250 * time.Millisecond
 // hangLimit is how long work for the runtime may take until the agent counts as hung.
 const hangLimit = time.Minute
 
+// repairInterval is how often links that came home without their name, because it was taken, are looked at again.
+const repairInterval = 10 * time.Second
+
 // listRetryDelay is the pause after the node's pods could not be listed.
 const listRetryDelay = 2 * time.Second
 

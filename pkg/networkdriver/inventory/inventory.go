@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/statedb"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -33,8 +34,9 @@ type Inventory struct {
 
 	// What follows is guarded by holding a write transaction on the device table.
 
-	// managers has the last snapshot of every manager.
+	// managers has the last snapshot of every manager, rejected the devices of each that were logged as left out.
 	managers map[types.DeviceManagerType]*snapshot
+	rejected map[types.DeviceManagerType]*logonce.Problems[types.Skipped]
 	// waiting has, for each expected manager that has said nothing yet, what completes its table initializer.
 	waiting map[types.DeviceManagerType]func(statedb.WriteTxn)
 	// expected completes the initializer that stands for the managers that are not known yet.
@@ -61,6 +63,7 @@ func New(log *slog.Logger, db *statedb.DB, devices statedb.RWTable[*tables.DRADe
 		reports:     reports,
 		allocations: allocations,
 		managers:    map[types.DeviceManagerType]*snapshot{},
+		rejected:    map[types.DeviceManagerType]*logonce.Problems[types.Skipped]{},
 		waiting:     map[types.DeviceManagerType]func(statedb.WriteTxn){},
 	}
 	txn := db.WriteTxn(devices)
@@ -90,11 +93,7 @@ func (i *Inventory) Publish(manager types.DeviceManagerType, s types.Snapshot) {
 	txn := i.db.WriteTxn(i.devices, i.reports)
 	defer txn.Abort()
 
-	next := &snapshot{Snapshot: s}
-	if last := i.managers[manager]; last != nil {
-		next.rejected = last.rejected
-	}
-	i.managers[manager] = next
+	i.managers[manager] = &snapshot{Snapshot: s}
 	i.apply(txn, manager)
 	i.applyClashing(txn, manager)
 	i.heard(txn, manager)
@@ -135,7 +134,6 @@ func (i *Inventory) applyClashing(txn statedb.WriteTxn, manager types.DeviceMana
 // apply brings the manager's rows and its report in line with its last snapshot.
 func (i *Inventory) apply(txn statedb.WriteTxn, manager types.DeviceManagerType) {
 	s := i.managers[manager]
-	logged := s.rejected
 	s.byName, s.clashes, s.rejected = make(map[string]types.Device, len(s.Devices)), false, nil
 	prepared := i.prepared(txn, manager)
 
@@ -180,11 +178,12 @@ func (i *Inventory) apply(txn statedb.WriteTxn, manager types.DeviceManagerType)
 	if old, _, found := i.reports.Get(txn, ReportByManager(manager)); !found || !reflect.DeepEqual(old, report) {
 		i.reports.Insert(txn, report)
 	}
-	for _, r := range s.rejected {
-		if !slices.Contains(logged, r) {
-			i.log.Error("Device left out of the inventory",
-				slog.String("device", r.Device), slog.String("deviceManager", manager.String()), slog.String("reason", r.Reason))
-		}
+	if i.rejected[manager] == nil {
+		i.rejected[manager] = &logonce.Problems[types.Skipped]{}
+	}
+	for _, r := range i.rejected[manager].Replace(s.rejected...) {
+		i.log.Error("Device left out of the inventory",
+			slog.String("device", r.Device), slog.String("deviceManager", manager.String()), slog.String("reason", r.Reason))
 	}
 }
 

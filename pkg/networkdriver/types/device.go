@@ -42,7 +42,8 @@ type Device interface {
 	// device without a link.
 	KernelIfName() string
 
-	// Attrs returns the attributes to publish, without those that the driver itself adds (pool, deviceManager).
+	// Attrs returns the attributes to publish, without those that the driver itself adds (pool, deviceManager). There
+	// are at most 30, with names that a ResourceSlice takes; a string that it does not take is left out.
 	Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 	// Match says whether the device passes the filter. All fields that are set must match; an empty filter matches.
