@@ -175,6 +175,7 @@ func TestSlicesAttributes(t *testing.T) {
 	bad, good := dummy("dummy0"), dummy("dummy1")
 	bad.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
 	good.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"mtu": {IntValue: ptr.To[int64](1500)}}
+	bad.Attributes[AttributePool] = str("other-pool") // is the driver's to say
 	for _, tt := range tests {
 		bad.Attributes[tt.name] = tt.value
 	}
