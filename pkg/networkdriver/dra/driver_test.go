@@ -121,9 +121,9 @@ func TestRegistrationGivesUp(t *testing.T) {
 
 	// Kubelet is back when the driver is started again.
 	<-f.done
-	f.config.Timeout = patience
+	f.config.Timeout, f.config.MaxAttempts = 500*time.Millisecond, 100
 	f.start()
-	state, _ = f.State()
+	state = f.waitState("another failure", func(s State) bool { return s.Attempts == 2 })
 	assert.True(t, state.GaveUp, "as long as it is not registered")
 	f.kubelet(nil, accepted)
 	state = f.waitState("registered", registered)

@@ -121,18 +121,26 @@ func TestDroppedFieldsStand(t *testing.T) {
 func TestPublicationEnds(t *testing.T) {
 	f := newFixture(t, fakeClaims{}, nil)
 	write := f.publisher.write
-	registered := make(chan struct{})
-	f.publisher.write = func(context.Context, *resourceslice.DriverResources) error {
-		<-registered
+	published := make(chan struct{})
+	f.publisher.write = func(ctx context.Context, resources *resourceslice.DriverResources) error {
+		assert.NoError(t, write(ctx, resources))
+		<-published
 		return errors.New("controller is gone")
 	}
 	f.publishing()
-	close(registered)
+	f.waitSlices(1)
+	close(published)
 	require.EqualError(t, <-f.done, "publish ResourceSlices: controller is gone")
 	state, _ := f.State()
 	assert.False(t, state.Registered)
 	assert.Contains(t, state.PublicationProblem.Message, "controller is gone")
 
+	slices := f.client.ResourceV1().ResourceSlices()
+	list, err := slices.List(context.Background(), metav1.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, list.Items, 1)
+	require.NoError(t, slices.Delete(context.Background(), list.Items[0].Name, metav1.DeleteOptions{}))
+	f.waitSlices(0)
 	f.publisher.write = write
 	f.start()
 	f.kubelet(nil, accepted)
