@@ -23,7 +23,7 @@ import (
 
 // del ends an attachment. Whatever is gone already is no failure.
 func (c *call) del(ctx context.Context) error {
-	// The library would fail a call whose namespace is the host's, for ever. Nothing is done there by a name that the
+	// The library would fail each call whose namespace is the host's. Nothing is done there by a name that the
 	// runtime gives.
 	c.args.NetnsOverride = "TRUE"
 	host, err := c.openHost()

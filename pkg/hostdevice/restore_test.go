@@ -247,7 +247,7 @@ func TestDownStaysDown(t *testing.T) {
 	require.False(t, isUp(b.host.mustLink(nicName)))
 }
 
-// Another link has the NIC's name. The end fails, says so, goes on from there, and does not fail for ever.
+// Another link has the NIC's name. The end fails, says so, goes on from there, and does not fail again and again.
 func TestDelWhenNameIsTaken(t *testing.T) {
 	t.Parallel()
 	for _, removed := range []bool{true, false} {
@@ -280,7 +280,7 @@ func TestDelWhenNameIsTaken(t *testing.T) {
 	}
 }
 
-// The kernel does not take back what was recorded. That too is said, and not for ever.
+// The kernel does not take back what was recorded. That too is said, and not again and again.
 func TestDelWhenStateIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -27,5 +27,5 @@ func ExampleDerive() {
 	// Output:
 	// from 10.1.2.130: 10.1.0.0/19 via 10.1.2.129
 	// from 10.1.2.5: 10.1.0.0/19 via 10.1.2.4
-	// 10.1.2.6/32: a /32 without a peer has no next hop
+	// 10.1.2.6/32: the network of a /32 has no other host that could be the next hop
 }

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
 const (
@@ -110,9 +109,9 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 		s.Ready = metav1.ConditionFalse
 		s.Message = row.Error
 	}
-	s.Message = shorten(s.Message, maxMessageLen)
-	s.IfName = shorten(s.IfName, resourceapi.NetworkDeviceDataInterfaceNameMaxLength)
-	s.MAC = shorten(s.MAC, resourceapi.NetworkDeviceDataHardwareAddressMaxLength)
+	s.Message = truncate.UTF8(s.Message, maxMessageLen)
+	s.IfName = truncate.UTF8(s.IfName, resourceapi.NetworkDeviceDataInterfaceNameMaxLength)
+	s.MAC = truncate.UTF8(s.MAC, resourceapi.NetworkDeviceDataHardwareAddressMaxLength)
 	return s, nil
 }
 
@@ -129,18 +128,6 @@ func validIPs(ips []string) []string {
 		}
 	}
 	return valid
-}
-
-// shorten returns at most n bytes of the string, in valid UTF-8.
-func shorten(s string, n int) string {
-	s = strings.ToValidUTF8(s, "?")
-	if len(s) <= n {
-		return s
-	}
-	for !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // sortedKeys returns the JSON object with sorted keys and without blanks, for comparison; what is no JSON stays.

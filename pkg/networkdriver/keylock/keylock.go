@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Package keylock has a lock per key that may be held over I/O: whoever waits for it gives up when his context ends.
+// Package keylock has a lock per key that may be held over I/O: who waits for it gives up when the context ends.
 package keylock
 
 import (

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -113,12 +115,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			backoff = minBackoff
 		}
 		p.set(Status{Reason: p.explain(err)})
-		timer := time.NewTimer(backoff)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		pause.For(ctx, backoff)
 		backoff = min(2*backoff, maxBackoff)
 	}
 	p.hooks.Wait()
