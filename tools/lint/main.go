@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Lint is staticcheck with the analyzers of go vet. Each of the two derives facts of all that a package imports, which is
+// Lint is staticcheck with the analyzers of go vet and our own. Each of the first two derives facts of all that a package imports, which is
 // most of their work; in one program that is done once. Flags, exit codes and staticcheck.conf are staticcheck's.
 package main
 
@@ -15,6 +15,8 @@ import (
 	"honnef.co/go/tools/staticcheck"
 	"honnef.co/go/tools/stylecheck"
 	"honnef.co/go/tools/unused"
+
+	"github.com/cilium/networkdriver/tools/lint/dumps"
 )
 
 func main() {
@@ -24,6 +26,7 @@ func main() {
 	cmd := lintcmd.NewCommand("lint")
 	cmd.ParseFlags(os.Args[1:])
 	cmd.AddBareAnalyzers(vet.Suite...)
+	cmd.AddBareAnalyzers(dumps.Analyzer)
 	cmd.AddAnalyzers(simple.Analyzers...)
 	cmd.AddAnalyzers(staticcheck.Analyzers...)
 	cmd.AddAnalyzers(stylecheck.Analyzers...)
