@@ -66,6 +66,13 @@ func TestAPI(t *testing.T) {
 			})
 		}
 	})
+	t.Run("selectors", func(t *testing.T) {
+		for _, test := range speccases.Selectors {
+			t.Run(test.Name, func(t *testing.T) {
+				requireVerdict(t, clusterConfigs, withSelector(t, test), "spec.nodeSelector", test.Field)
+			})
+		}
+	})
 	t.Run("defaults", func(t *testing.T) { testAPIDefaults(t, nodeConfigs) })
 	t.Run("status", func(t *testing.T) { testAPIStatus(t, nodeConfigs) })
 	t.Run("names", func(t *testing.T) { testAPINames(t, config) })

@@ -9,7 +9,9 @@ import (
 
 const (
 	// ConditionConflicting is True on a cluster config that also selects a
-	// node which an older one occupies. Such a config configures no node.
+	// node which an older one occupies. Such a config configures no node. What
+	// it made before, for nodes that it still selects and that no other one
+	// governs, stays as it is.
 	ConditionConflicting = "cilium.io/ConflictingClusterConfiguration"
 
 	// ReasonConfigurationConflict is the reason of a True
@@ -47,7 +49,8 @@ const (
 //
 // A node is governed by one cluster config only. Where several match, the one
 // that was created first wins, then the one whose name comes first; every
-// other one that matches the node is in conflict and configures no node.
+// other one that matches the node is in conflict and configures no node. What
+// it made before stays as it is where no other one governs the node.
 type CiliumNetworkDriverClusterConfig struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -81,12 +84,85 @@ type CiliumNetworkDriverClusterConfigSpec struct {
 	// Left out or empty it matches every node.
 	//
 	// +optional
-	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
 
 	// spec becomes the spec of the node configs, as it is.
 	//
 	// +required
 	Spec CiliumNetworkDriverNodeConfigSpec `json:"spec"`
+}
+
+// NodeSelector is a label selector. A node matches when all of it does.
+//
+// +structType=atomic
+type NodeSelector struct {
+	// matchLabels are labels that a node must have, with these values.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(key, key.size() > 0 && key.size() <= 317)",message="a label key must have 1 to 317 characters"
+	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
+
+	// matchExpressions are further requirements.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	MatchExpressions []NodeSelectorRequirement `json:"matchExpressions,omitempty"`
+}
+
+// LabelValue is the value of a label.
+//
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:XValidation:rule="self.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$')",message="must be a label value: empty, or letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
+type LabelValue string
+
+// NodeSelectorRequirement is a requirement for one label.
+//
+// +kubebuilder:validation:XValidation:rule="!(self.operator in ['In', 'NotIn']) || (has(self.values) && self.values.size() > 0)",fieldPath=".values",message="must have at least one value for the operators In and NotIn"
+// +kubebuilder:validation:XValidation:rule="!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || self.values.size() == 0",fieldPath=".values",message="must be left out for the operators Exists and DoesNotExist"
+type NodeSelectorRequirement struct {
+	// key is the label's key.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key: a name of at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit, with or without a DNS subdomain and '/' before it"
+	Key string `json:"key"`
+
+	// operator relates key and values: In and NotIn (the label has one of the
+	// values or none of them; a node without the label matches NotIn), Exists
+	// and DoesNotExist.
+	//
+	// +required
+	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
+	Operator metav1.LabelSelectorOperator `json:"operator"`
+
+	// values are for In and NotIn, which need at least one.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1024
+	Values []LabelValue `json:"values,omitempty"`
+}
+
+// LabelSelector returns the selector in the form that Kubernetes' libraries
+// take, nil for none.
+func (s *NodeSelector) LabelSelector() *metav1.LabelSelector {
+	if s == nil {
+		return nil
+	}
+	selector := &metav1.LabelSelector{}
+	for key, value := range s.MatchLabels {
+		metav1.AddLabelToSelector(selector, key, string(value))
+	}
+	for _, r := range s.MatchExpressions {
+		requirement := metav1.LabelSelectorRequirement{Key: r.Key, Operator: r.Operator}
+		for _, value := range r.Values {
+			requirement.Values = append(requirement.Values, string(value))
+		}
+		selector.MatchExpressions = append(selector.MatchExpressions, requirement)
+	}
+	return selector
 }
 
 // CiliumNetworkDriverClusterConfigStatus is what the operator has made of the
@@ -120,4 +196,19 @@ type CiliumNetworkDriverClusterConfigStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ConfiguredNodes int32 `json:"configuredNodes"`
+
+	// frozenNodes is the number of nodes whose node config was made from this
+	// cluster config and stays as it is, as this one is in conflict or invalid,
+	// or as the node's CiliumNode is missing.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	FrozenNodes int32 `json:"frozenNodes"`
+
+	// lastValidSelector is the last node selector that was valid, as kubectl
+	// writes selectors; empty for all nodes. While the cluster config is
+	// invalid, node configs of the nodes that it matches stay.
+	//
+	// +optional
+	LastValidSelector *string `json:"lastValidSelector,omitempty"`
 }

@@ -5,10 +5,12 @@ package v2alpha1
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"unicode/utf8"
 
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -26,6 +28,11 @@ const (
 	maxPCIAddrLength        = 16
 	maxPCIIDLength          = 6
 	maxDriverLength         = 64
+	maxSelectorLabels       = 64
+	maxSelectorExpressions  = 16
+	maxSelectorValues       = 1024
+	maxLabelKeyLength       = 317
+	maxLabelValueLength     = 63
 
 	// maxSlicePoolLength is the API's limit for the name of a pool in a
 	// ResourceSlice, which is the node's name, a slash, the pool's name.
@@ -37,6 +44,10 @@ const (
 	poolNameMessage = "the node's name and the pool's name, joined by a slash, must be at most 253 characters"
 	ifNamesMessage  = "an ifNames value names one device and may be in the filter of one pool only"
 	totalMessage    = "the ifNames of all pools together may have at most 512 values"
+
+	labelKeyLengthMessage = "a label key must have 1 to 317 characters"
+	valuesNeededMessage   = "must have at least one value for the operators In and NotIn"
+	valuesRefusedMessage  = "must be left out for the operators Exists and DoesNotExist"
 )
 
 // format is a rule for a string.
@@ -77,7 +88,22 @@ var (
 		pattern:   regexp.MustCompile(`^[A-Za-z0-9._-]+$`),
 		message:   "must be the name of a kernel driver: letters, digits, '.', '_' and '-'",
 	}
+	labelKeyFormat = format{
+		maxLength: maxLabelKeyLength,
+		pattern:   regexp.MustCompile(`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`),
+		message:   "must be a label key: a name of at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit, with or without a DNS subdomain and '/' before it",
+	}
+	labelValueFormat = format{
+		maxLength: maxLabelValueLength,
+		pattern:   regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`),
+		message:   "must be a label value: empty, or letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
+	}
 )
+
+// selectorOperators are the operators that a node selector may have.
+var selectorOperators = []metav1.LabelSelectorOperator{
+	metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist,
+}
 
 // deviceManagers are the managers that a filter may name.
 var deviceManagers = []string{"sr-iov", "dummy"}
@@ -99,9 +125,53 @@ func (c *CiliumNetworkDriverNodeConfig) Validate() error {
 // names every field at fault and what it may hold.
 func (c *CiliumNetworkDriverClusterConfig) Validate() error {
 	spec := field.NewPath("spec")
-	errs := metav1validation.ValidateLabelSelector(c.Spec.NodeSelector, metav1validation.LabelSelectorValidationOptions{}, spec.Child("nodeSelector"))
+	var errs field.ErrorList
+	if c.Spec.NodeSelector != nil {
+		errs = c.Spec.NodeSelector.validate(spec.Child("nodeSelector"))
+	}
 	errs = append(errs, c.Spec.Spec.ValidateFields(spec.Child("spec"))...)
 	return errs.ToAggregate()
+}
+
+func (s *NodeSelector) validate(path *field.Path) field.ErrorList {
+	matchLabels := path.Child("matchLabels")
+	errs := validateLength(matchLabels, len(s.MatchLabels), maxSelectorLabels)
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		if len(key) == 0 || len(key) > maxLabelKeyLength {
+			errs = append(errs, field.Invalid(matchLabels, key, labelKeyLengthMessage))
+		} else {
+			errs = append(errs, labelKeyFormat.validate(matchLabels, key)...)
+		}
+		errs = append(errs, labelValueFormat.validate(matchLabels.Key(key), string(s.MatchLabels[key]))...)
+	}
+	expressions := path.Child("matchExpressions")
+	errs = append(errs, validateLength(expressions, len(s.MatchExpressions), maxSelectorExpressions)...)
+	for i, requirement := range s.MatchExpressions {
+		errs = append(errs, requirement.validate(expressions.Index(i))...)
+	}
+	return errs
+}
+
+func (r *NodeSelectorRequirement) validate(path *field.Path) field.ErrorList {
+	errs := labelKeyFormat.validate(path.Child("key"), r.Key)
+	values := path.Child("values")
+	switch r.Operator {
+	case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn:
+		if len(r.Values) == 0 {
+			errs = append(errs, field.Invalid(values, r.Values, valuesNeededMessage))
+		}
+	case metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
+		if len(r.Values) > 0 {
+			errs = append(errs, field.Invalid(values, r.Values, valuesRefusedMessage))
+		}
+	default:
+		errs = append(errs, field.NotSupported(path.Child("operator"), r.Operator, selectorOperators))
+	}
+	errs = append(errs, validateLength(values, len(r.Values), maxSelectorValues)...)
+	for i, value := range r.Values {
+		errs = append(errs, labelValueFormat.validate(values.Index(i), string(value))...)
+	}
+	return errs
 }
 
 // Validate returns what is wrong with a node config's spec, or nil: the rules

@@ -143,6 +143,19 @@ func TestMessages(t *testing.T) {
 			said = append(said, err.Detail)
 		}
 	}
+	for _, test := range speccases.Selectors {
+		if test.SchemaOnly {
+			continue
+		}
+		config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
+		convert(t, withSelector(t, test), config)
+		config.Spec.Spec.Default()
+		if err := config.Validate(); err != nil {
+			for _, err := range fieldErrors(t, err) {
+				said = append(said, err.Detail)
+			}
+		}
+	}
 	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
 		messages := ruleMessages(newServer(t, kind).structural)
 		require.NotEmpty(t, messages)
@@ -167,16 +180,45 @@ func ruleMessages(s *schema.Structural) []string {
 	return messages
 }
 
+// TestValidateSelector checks that the schema and Validate agree on node
+// selectors too.
 func TestValidateSelector(t *testing.T) {
+	server := newServer(t, v2alpha1.ClusterConfigKind)
+	for _, test := range speccases.Selectors {
+		t.Run(test.Name, func(t *testing.T) {
+			object := withSelector(t, test)
+			requireRefused(t, server.admit(t, object), "spec.nodeSelector", test.Field)
+			if test.SchemaOnly {
+				return
+			}
+			config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
+			convert(t, object, config)
+			requireRefused(t, fieldErrors(t, config.Validate()), "spec.nodeSelector", test.Field)
+			if test.Field == "" {
+				_, err := metav1.LabelSelectorAsSelector(config.Spec.NodeSelector.LabelSelector())
+				require.NoError(t, err)
+			}
+		})
+	}
+
 	config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
 	config.Spec.Spec.Default()
 	require.NoError(t, config.Validate(), "no selector")
+	require.Nil(t, config.Spec.NodeSelector.LabelSelector())
 
-	config.Spec.NodeSelector = &metav1.LabelSelector{}
-	require.NoError(t, config.Validate(), "empty selector")
+	// A rule of the schema cannot afford to look at the keys of a map.
+	config.Spec.NodeSelector = &v2alpha1.NodeSelector{MatchLabels: map[string]v2alpha1.LabelValue{"a b": ""}}
+	require.ErrorContains(t, config.Validate(), `spec.nodeSelector.matchLabels: Invalid value: "a b": must be a label key`)
+}
 
-	config.Spec.NodeSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "rack", Operator: "Like", Values: []string{"a"}}}
-	require.ErrorContains(t, config.Validate(), "spec.nodeSelector.matchExpressions[0].operator")
+// withSelector makes a cluster config with a case's selector.
+func withSelector(t *testing.T, test speccases.Case) map[string]any {
+	t.Helper()
+	object := decode(t, v2alpha1.ClusterConfigKind, "workers", "{}", "spec", "spec")
+	selector := map[string]any{}
+	require.NoError(t, yaml.Unmarshal([]byte(test.YAML), &selector))
+	object["spec"].(map[string]any)["nodeSelector"] = selector
+	return object
 }
 
 // TestDefault checks that Default and the schema give the same.

@@ -137,6 +137,46 @@ pools: [{name: a, filter: {ifNames: [v0], drivers: [igbvf]}}, {name: b, filter: 
 	{Name: "attempts is text", YAML: `draRegistrationMaxAttempts: "10"`, Field: "draRegistrationMaxAttempts", SchemaOnly: true},
 }
 
+// Selectors are node selectors of cluster configs. Field is the path below the selector.
+var Selectors = []Case{
+	{Name: "empty selector", YAML: `{}`},
+	{Name: "every operator", YAML: `
+matchLabels: {a: "1", example.com/role: "", A_b.c: x.y_z-0}
+matchExpressions:
+- {key: a, operator: In, values: ["1", ""]}
+- {key: example.com/zone, operator: NotIn, values: [z1]}
+- {key: b, operator: Exists}
+- {key: c, operator: DoesNotExist, values: []}`},
+	{Name: "longest key and value", YAML: expression(longKey, `operator: In, values: [`+strings.Repeat("v", 63)+`]`)},
+	{Name: "unknown operator", YAML: expression("a", `operator: Contains, values: ["1"]`), Field: "matchExpressions[0].operator"},
+	{Name: "operator in lower case", YAML: expression("a", `operator: exists`), Field: "matchExpressions[0].operator"},
+	{Name: "operator of a node affinity", YAML: expression("a", `operator: Gt, values: ["1"]`), Field: "matchExpressions[0].operator"},
+	{Name: "no operator", YAML: `matchExpressions: [{key: a}]`, Field: "matchExpressions[0].operator"},
+	{Name: "second operator", YAML: `matchExpressions: [{key: a, operator: Exists}, {key: b, operator: "?"}]`, Field: "matchExpressions[1].operator"},
+	{Name: "In without values", YAML: expression("a", `operator: In`), Field: "matchExpressions[0].values"},
+	{Name: "NotIn with no value", YAML: expression("a", `operator: NotIn, values: []`), Field: "matchExpressions[0].values"},
+	{Name: "Exists with a value", YAML: expression("a", `operator: Exists, values: ["1"]`), Field: "matchExpressions[0].values"},
+	{Name: "DoesNotExist with a value", YAML: expression("a", `operator: DoesNotExist, values: [""]`), Field: "matchExpressions[0].values"},
+	{Name: "values is text", YAML: expression("a", `operator: In, values: "1"`), Field: "matchExpressions[0].values", SchemaOnly: true},
+	{Name: "value with a space", YAML: expression("a", `operator: In, values: [ok, "a b"]`), Field: "matchExpressions[0].values[1]"},
+	{Name: "value too long", YAML: expression("a", `operator: In, values: [`+strings.Repeat("v", 64)+`]`), Field: "matchExpressions[0].values[0]"},
+	{Name: "empty key", YAML: expression(`""`, `operator: Exists`), Field: "matchExpressions[0].key"},
+	{Name: "key with a space", YAML: expression("a b", `operator: Exists`), Field: "matchExpressions[0].key"},
+	{Name: "key with two slashes", YAML: expression("a/b/c", `operator: Exists`), Field: "matchExpressions[0].key"},
+	{Name: "key with an upper case domain", YAML: expression("Example.com/a", `operator: Exists`), Field: "matchExpressions[0].key"},
+	{Name: "key's name too long", YAML: expression(strings.Repeat("k", 64), `operator: Exists`), Field: "matchExpressions[0].key"},
+	{Name: "label value with a slash", YAML: `matchLabels: {a: b/c}`, Field: "matchLabels"},
+	{Name: "label value too long", YAML: `matchLabels: {a: ` + strings.Repeat("v", 64) + `}`, Field: "matchLabels"},
+	{Name: "empty label key", YAML: `matchLabels: {"": a}`, Field: "matchLabels"},
+	{Name: "label key too long", YAML: `matchLabels: {` + strings.Repeat("k", 318) + `: a}`, Field: "matchLabels"},
+}
+
+var longKey = strings.Repeat("d", 63) + "." + strings.Repeat("e", 63) + "/" + strings.Repeat("k", 63)
+
+func expression(key, rest string) string {
+	return fmt.Sprintf("matchExpressions: [{key: %s, %s}]", key, rest)
+}
+
 var longNode = strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + ".q"
 
 func filter(fields string) string {

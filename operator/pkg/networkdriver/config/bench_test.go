@@ -40,7 +40,7 @@ func newTestLedger(tb testing.TB) *ledger {
 	tb.Helper()
 	tables, err := newTables(statedb.New())
 	require.NoError(tb, err)
-	l, err := newLedger(slog.New(slog.DiscardHandler), tables)
+	l, err := newLedger(slog.New(slog.DiscardHandler), tables, time.Time{})
 	require.NoError(tb, err)
 	return l
 }
@@ -61,14 +61,14 @@ func serve(l *ledger, c change, version int) work {
 	return l.wrote(c, answer)
 }
 
-func clusterConfigEvent(name string, second int, selector map[string]string, dummies int) event[*clusterConfig] {
+func clusterConfigEvent(name string, second int, selector map[string]v2alpha1.LabelValue, dummies int) event[*clusterConfig] {
 	return event[*clusterConfig]{object: &clusterConfig{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, UID: types.UID(name), Generation: 1, ResourceVersion: "1",
 			CreationTimestamp: metav1.NewTime(time.Unix(int64(second), 0)),
 		},
 		Spec: clusterConfigSpec{
-			NodeSelector: &metav1.LabelSelector{MatchLabels: selector},
+			NodeSelector: &v2alpha1.NodeSelector{MatchLabels: selector},
 			Spec:         json.RawMessage(fmt.Sprintf(`{"deviceManagerConfigs":{"dummy":{"enabled":true,"count":%d}}}`, dummies)),
 		},
 	}}
@@ -80,7 +80,7 @@ func settled(tb testing.TB, nodes, configs int) (l *ledger, bytes uint64) {
 	b := newBatch()
 	for i := range configs {
 		name := fmt.Sprintf("config-%03d", i)
-		b.clusterConfigs[name] = clusterConfigEvent(name, i, map[string]string{"group": strconv.Itoa(i)}, i)
+		b.clusterConfigs[name] = clusterConfigEvent(name, i, map[string]v2alpha1.LabelValue{"group": v2alpha1.LabelValue(strconv.Itoa(i))}, i)
 	}
 	for i := range nodes {
 		e := nodeEvent(i, i%configs)

@@ -43,6 +43,16 @@ func newBatch() *batch {
 	}
 }
 
+// losesNodes says whether a CiliumNode is gone.
+func (b *batch) losesNodes() bool {
+	for _, event := range b.nodes {
+		if event.gone {
+			return true
+		}
+	}
+	return false
+}
+
 // inbox collects events until the ledger takes them.
 type inbox struct {
 	mu    sync.Mutex // guards batch

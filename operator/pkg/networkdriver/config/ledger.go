@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/google/btree"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
@@ -31,8 +33,12 @@ type ledger struct {
 	actual map[string]*nodeConfig
 	// deleted are node configs that the operator has deleted and whose deletion the watch has not reported yet.
 	deleted map[string]types.UID
-	// pending is the number of node configs that are to be written.
-	pending int
+	// born is when the definition of CiliumNodes was made. What is older may be of a node that had a CiliumNode before.
+	born time.Time
+	// left are the nodes whose CiliumNode was here and went.
+	left map[string]struct{}
+	// pending is the number of node configs that are to be written, frozen of those that stay as they are.
+	pending, frozen int
 	// drifts counts node configs that were as desired and then changed by someone else.
 	drifts uint64
 }
@@ -42,19 +48,21 @@ type governor struct {
 	object *clusterConfig
 	// invalid is what is wrong with the config, nil for nothing.
 	invalid error
-	digest  digest
-	inSync  int
-	// failed are the nodes whose node config was refused.
-	failed *btree.BTreeG[string]
+	// selector is the last one that was valid, nil for not known.
+	selector labels.Selector
+	digest   digest
+	inSync   int
+	// failed are the nodes whose node config was refused, frozen those whose node config stays as it is.
+	failed, frozen *btree.BTreeG[string]
 }
 
-// newLedger returns an empty ledger. It empties the tables.
-func newLedger(log *slog.Logger, tables *tables) (*ledger, error) {
+// newLedger returns an empty ledger. It empties the tables. The time is when the definition of CiliumNodes was made.
+func newLedger(log *slog.Logger, tables *tables, born time.Time) (*ledger, error) {
 	if err := tables.clear(); err != nil {
 		return nil, fmt.Errorf("clear the tables: %w", err)
 	}
 	return &ledger{
-		log: log, tables: tables, assignment: assignment.New(),
+		log: log, tables: tables, assignment: assignment.New(), born: born, left: map[string]struct{}{},
 		configs: map[string]*governor{}, actual: map[string]*nodeConfig{}, deleted: map[string]types.UID{},
 	}, nil
 }
@@ -83,22 +91,30 @@ func (l *ledger) apply(b *batch) work {
 			look[name] = true
 		}
 	}
+	changed := map[string]struct{}{}
 	for name, event := range b.clusterConfigs {
 		w.configs[name] = struct{}{}
 		if l.observeConfig(name, event.object, event.gone) {
+			changed[name] = struct{}{}
 			l.assignment.Nodes(name, func(node string) { look[node] = false })
-			// What an invalid config has made is kept, as long as it is invalid.
-			for node, actual := range l.actual {
-				if actual.clusterConfig() == name {
-					look[node] = false
-				}
+		}
+	}
+	if len(changed) > 0 {
+		// What they have made may be frozen, or not any more.
+		for node, actual := range l.actual {
+			if _, ok := changed[actual.clusterConfig()]; ok {
+				look[node] = false
 			}
 		}
 	}
 	for name, event := range b.nodes {
 		if event.gone {
+			if _, ok := l.assignment.Labels(name); ok {
+				l.left[name] = struct{}{}
+			}
 			l.assignment.DeleteNode(name)
 		} else {
+			delete(l.left, name)
 			l.assignment.SetNode(name, event.object.Labels)
 		}
 		look[name] = false
@@ -197,9 +213,8 @@ func (l *ledger) newest() string {
 	return newest
 }
 
-// observeConfig takes in the state of a cluster config, and says whether the nodes that it governs have to be looked at.
-// (The assignment tells of nodes that it no longer governs, or governs newly.) A config that is being deleted counts as
-// gone.
+// observeConfig takes in the state of a cluster config, and says whether the nodes that it governs, or has made a node
+// config for, have to be looked at. A config that is being deleted counts as gone.
 func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bool {
 	known := l.configs[name]
 	if gone || object.DeletionTimestamp != nil {
@@ -213,12 +228,20 @@ func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bo
 		}
 		return false
 	}
-	g := &governor{object: object, failed: btree.NewOrderedG[string](8)}
+	g := &governor{object: object, failed: btree.NewOrderedG[string](8), frozen: btree.NewOrderedG[string](8)}
 	if known != nil {
-		g.inSync, g.failed = known.inSync, known.failed
+		g.inSync, g.failed, g.frozen = known.inSync, known.failed, known.frozen
 	}
 	l.configs[name] = g
 	selector, err := object.selector()
+	switch {
+	case err == nil:
+		g.selector = selector
+	case known != nil && known.object.UID == object.UID:
+		g.selector = known.selector
+	default:
+		g.selector = object.lastValidSelector()
+	}
 	if invalid := object.validate(); invalid != nil {
 		err = invalid
 	}
@@ -232,7 +255,7 @@ func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bo
 		return true
 	}
 	l.assignment.SetConfig(assignment.Config{Name: name, Created: object.CreationTimestamp.Time, Selector: selector})
-	return known == nil || known.digest != g.digest || known.invalid != nil
+	return true
 }
 
 // operation is what to do with a node config.
@@ -248,10 +271,13 @@ const (
 // change is one write.
 type change struct {
 	operation
-	node          string
-	clusterConfig string
-	spec          json.RawMessage
-	digest        digest
+	node             string
+	clusterConfig    string
+	clusterConfigUID types.UID
+	// frozenBy is the cluster config that has made what stays as it is, instead of one that governs the node.
+	frozenBy string
+	spec     json.RawMessage
+	digest   digest
 	// actual is what is changed or deleted.
 	actual *nodeConfig
 }
@@ -266,13 +292,15 @@ func (l *ledger) plan(node string) change {
 func (l *ledger) diff(node string) change {
 	c := change{node: node, clusterConfig: l.assignment.Owner(node), actual: l.actual[node]}
 	if c.clusterConfig == "" {
-		if c.actual != nil && c.actual.generated() && c.actual.DeletionTimestamp == nil && !l.kept(node, c.actual) {
-			c.operation = opDelete
+		if c.actual != nil && c.actual.generated() && c.actual.DeletionTimestamp == nil {
+			if c.frozenBy = l.frozenBy(node, c.actual); c.frozenBy == "" {
+				c.operation = opDelete
+			}
 		}
 		return c
 	}
 	g := l.configs[c.clusterConfig]
-	c.spec, c.digest = g.object.Spec.Spec, g.digest
+	c.spec, c.digest, c.clusterConfigUID = g.object.Spec.Spec, g.digest, g.object.UID
 	switch {
 	case c.actual == nil:
 		c.operation = opCreate
@@ -284,11 +312,27 @@ func (l *ledger) diff(node string) change {
 	return c
 }
 
-// kept says whether a node config without a governor stays: a slip in an edit of a cluster config does not take away what
-// its nodes have.
-func (l *ledger) kept(node string, actual *nodeConfig) bool {
-	g := l.configs[actual.clusterConfig()]
-	return g != nil && g.invalid != nil && l.assignment.Has(node)
+// frozenBy returns the cluster config that has made a node config which stays as it is, though nothing governs its node;
+// "" for none. A cluster config that has come into conflict, or has become invalid by a slip in an edit, does not take
+// away what it gave to nodes that it still selects. It governs no such node, else there would be a governor.
+func (l *ledger) frozenBy(node string, actual *nodeConfig) string {
+	maker := actual.clusterConfig()
+	g := l.configs[maker]
+	if g == nil {
+		return ""
+	}
+	set, exists := l.assignment.Labels(node)
+	if exists {
+		if g.selector == nil || g.selector.Matches(set) {
+			return maker
+		}
+		return ""
+	}
+	// The definition of CiliumNodes was made anew, and this node's has not come back.
+	if _, left := l.left[node]; !left && !actual.CreationTimestamp.After(l.born) {
+		return maker
+	}
+	return ""
 }
 
 // wrote takes in the outcome of a change: the object that the API server answered with, or nil for a deleted one.
@@ -341,7 +385,7 @@ func (l *ledger) failed(c change, err error) work {
 	defer l.mu.Unlock()
 	w := newWork()
 	txn := l.tables.db.WriteTxn(l.tables.nodeConfigs, l.tables.clusterConfigs)
-	if row, _, ok := l.tables.nodeConfigs.Get(txn, NodeConfigByNode(c.node)); ok && row.ClusterConfig == c.clusterConfig && row.State != StateInSync {
+	if row, _, ok := l.tables.nodeConfigs.Get(txn, NodeConfigByNode(c.node)); ok && row.ClusterConfig == c.clusterConfig && (row.State == StatePending || row.State == StateFailed) {
 		failed := *row
 		failed.State, failed.Error = StateFailed, err.Error()
 		l.put(txn, row, &failed, &w)
@@ -357,6 +401,12 @@ func (l *ledger) settle(txn statedb.WriteTxn, node string, drift bool, w *work) 
 	old, _, had := l.tables.nodeConfigs.Get(txn, NodeConfigByNode(node))
 	if !had {
 		old = nil
+	}
+	if c.frozenBy != "" {
+		if row := (NodeConfig{Node: node, ClusterConfig: c.frozenBy, Spec: c.actual.digest.String(), State: StateFrozen}); !had || *old != row {
+			l.put(txn, old, &row, w)
+		}
+		return
 	}
 	if c.operation == opNone && c.clusterConfig == "" {
 		l.put(txn, old, nil, w)
@@ -394,7 +444,10 @@ func (l *ledger) put(txn statedb.WriteTxn, old, row *NodeConfig, w *work) {
 		if side.row == nil {
 			continue
 		}
-		if side.row.State != StateInSync {
+		switch side.row.State {
+		case StateFrozen:
+			l.frozen += side.by
+		case StatePending, StateFailed:
 			l.pending += side.by
 		}
 		g := l.configs[side.row.ClusterConfig]
@@ -405,10 +458,10 @@ func (l *ledger) put(txn statedb.WriteTxn, old, row *NodeConfig, w *work) {
 		switch {
 		case side.row.State == StateInSync:
 			g.inSync += side.by
-		case side.row.State == StateFailed && side.by > 0:
-			g.failed.ReplaceOrInsert(side.row.Node)
 		case side.row.State == StateFailed:
-			g.failed.Delete(side.row.Node)
+			mark(g.failed, side.row.Node, side.by)
+		case side.row.State == StateFrozen:
+			mark(g.frozen, side.row.Node, side.by)
 		}
 	}
 	var err error
@@ -420,6 +473,15 @@ func (l *ledger) put(txn statedb.WriteTxn, old, row *NodeConfig, w *work) {
 	}
 	if err != nil {
 		l.log.Error("Table cannot be written", "table", NodeConfigTableName, "error", err)
+	}
+}
+
+// mark puts a node into a set, or takes it out.
+func mark(set *btree.BTreeG[string], node string, by int) {
+	if by > 0 {
+		set.ReplaceOrInsert(node)
+	} else {
+		set.Delete(node)
 	}
 }
 
@@ -446,7 +508,7 @@ func (l *ledger) row(name string, g *governor) *ClusterConfig {
 	verdict := l.assignment.Verdict(name)
 	row := &ClusterConfig{
 		Name: name, Created: g.object.CreationTimestamp.Time, Generation: g.object.Generation, Spec: g.digest.String(),
-		Matched: verdict.Matched, InSync: g.inSync, Failed: g.failed.Len(), Winner: verdict.Winner,
+		Matched: verdict.Matched, InSync: g.inSync, Failed: g.failed.Len(), Frozen: g.frozen.Len(), Winner: verdict.Winner,
 	}
 	if g.invalid != nil {
 		row.Invalid = g.invalid.Error()
@@ -467,7 +529,7 @@ func (l *ledger) unsettled() work {
 	defer l.mu.Unlock()
 	w := newWork()
 	for row := range l.tables.nodeConfigs.All(l.tables.db.ReadTxn()) {
-		if row.State != StateInSync {
+		if row.State == StatePending || row.State == StateFailed {
 			w.nodes[row.Node] = struct{}{}
 		}
 	}

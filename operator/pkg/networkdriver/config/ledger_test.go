@@ -23,7 +23,7 @@ func oneNode(t *testing.T) *ledger {
 	t.Helper()
 	l := newTestLedger(t)
 	b := newBatch()
-	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, map[string]string{"a": "1"}, 1)
+	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, map[string]v2alpha1.LabelValue{"a": "1"}, 1)
 	b.nodes["n"] = labelled("n", "1")
 	w := l.apply(b)
 	require.Contains(t, w.nodes, "n")
@@ -170,7 +170,7 @@ func TestTerminating(t *testing.T) {
 		l.wrote(c, state("n", "w"+strconv.Itoa(i), 14+10*i, c.digest))
 	}
 
-	config := clusterConfigEvent("a", 0, map[string]string{"a": "1"}, 1)
+	config := clusterConfigEvent("a", 0, map[string]v2alpha1.LabelValue{"a": "1"}, 1)
 	config.object.DeletionTimestamp = &now
 	b := newBatch()
 	b.clusterConfigs["a"] = config
@@ -206,8 +206,8 @@ func TestRefused(t *testing.T) {
 func TestInvalidSpec(t *testing.T) {
 	l := newTestLedger(t)
 	b := newBatch()
-	bad := clusterConfigEvent("a", 0, map[string]string{"a": "1"}, 5000)
-	odd := clusterConfigEvent("odd", 0, map[string]string{"a": "2"}, 1)
+	bad := clusterConfigEvent("a", 0, map[string]v2alpha1.LabelValue{"a": "1"}, 5000)
+	odd := clusterConfigEvent("odd", 0, map[string]v2alpha1.LabelValue{"a": "2"}, 1)
 	odd.object.Spec.Spec = json.RawMessage(`{"pools":"all"}`)
 	b.clusterConfigs["a"], b.clusterConfigs["odd"] = bad, odd
 	b.clusterConfigs["b"] = clusterConfigEvent("b", 1, nil, 1)

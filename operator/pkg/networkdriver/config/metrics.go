@@ -13,6 +13,7 @@ type metrics struct {
 	clusterConfigs *prometheus.GaugeVec
 	nodes          prometheus.Gauge
 	pending        prometheus.Gauge
+	frozen         prometheus.Gauge
 	drifts         prometheus.Counter
 	leader         prometheus.Gauge
 }
@@ -29,11 +30,13 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 			"Cluster configs, by state: active, conflict or invalid.")), []string{"state"}),
 		nodes:   prometheus.NewGauge(prometheus.GaugeOpts(opts("nodes", "CiliumNodes in the cluster."))),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts(opts("pending_node_configs", "Node configs that are to be written."))),
+		frozen: prometheus.NewGauge(prometheus.GaugeOpts(opts("frozen_node_configs",
+			"Node configs that stay as they are, since what they were made from is in conflict or invalid, or the CiliumNode is missing."))),
 		drifts: prometheus.NewCounter(prometheus.CounterOpts(opts("drifts_total",
 			"Node configs that someone else changed and that are put right."))),
 		leader: prometheus.NewGauge(prometheus.GaugeOpts(opts("leader", "1 while this replica is the one that writes."))),
 	}
-	for _, c := range []prometheus.Collector{m.writes, m.clusterConfigs, m.nodes, m.pending, m.drifts, m.leader} {
+	for _, c := range []prometheus.Collector{m.writes, m.clusterConfigs, m.nodes, m.pending, m.frozen, m.drifts, m.leader} {
 		if err := registerer.Register(c); err != nil {
 			return nil, err
 		}
@@ -52,15 +55,15 @@ func (m *metrics) wrote(resource, operation string, err error) {
 
 // totals is what the ledger counts.
 type totals struct {
-	nodes, pending, active, conflicts, invalid int
-	drifts                                     uint64
+	nodes, pending, frozen, active, conflicts, invalid int
+	drifts                                             uint64
 }
 
 // totals returns the counts, and resets that of drifts.
 func (l *ledger) totals() totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t := totals{nodes: l.assignment.Len(), pending: l.pending, drifts: l.drifts}
+	t := totals{nodes: l.assignment.Len(), pending: l.pending, frozen: l.frozen, drifts: l.drifts}
 	l.drifts = 0
 	for row := range l.tables.clusterConfigs.All(l.tables.db.ReadTxn()) {
 		switch {
@@ -78,6 +81,7 @@ func (l *ledger) totals() totals {
 func (m *metrics) set(t totals) {
 	m.nodes.Set(float64(t.nodes))
 	m.pending.Set(float64(t.pending))
+	m.frozen.Set(float64(t.frozen))
 	m.drifts.Add(float64(t.drifts))
 	m.clusterConfigs.WithLabelValues("active").Set(float64(t.active))
 	m.clusterConfigs.WithLabelValues("conflict").Set(float64(t.conflicts))

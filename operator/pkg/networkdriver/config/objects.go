@@ -30,8 +30,8 @@ type clusterConfig struct {
 }
 
 type clusterConfigSpec struct {
-	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
-	Spec         json.RawMessage       `json:"spec,omitempty"`
+	NodeSelector *v2alpha1.NodeSelector `json:"nodeSelector,omitempty"`
+	Spec         json.RawMessage        `json:"spec,omitempty"`
 }
 
 type clusterConfigList struct {
@@ -135,7 +135,19 @@ func (c *clusterConfig) selector() (labels.Selector, error) {
 	if c.Spec.NodeSelector == nil {
 		return labels.Everything(), nil
 	}
-	return metav1.LabelSelectorAsSelector(c.Spec.NodeSelector)
+	return metav1.LabelSelectorAsSelector(c.Spec.NodeSelector.LabelSelector())
+}
+
+// lastValidSelector returns the last selector that was valid, from the status; nil when that is not known.
+func (c *clusterConfig) lastValidSelector() labels.Selector {
+	if c.Status.LastValidSelector == nil {
+		return nil
+	}
+	selector, err := labels.Parse(*c.Status.LastValidSelector)
+	if err != nil {
+		return nil
+	}
+	return selector
 }
 
 // validate returns what is wrong with the config, or nil.
@@ -164,9 +176,9 @@ func (n *nodeConfig) trim() error {
 	n.Spec = nil
 	n.ObjectMeta = metav1.ObjectMeta{
 		Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Generation: n.Generation,
-		DeletionTimestamp: n.DeletionTimestamp,
-		Labels:            only(n.Labels, v2alpha1.LabelManagedBy),
-		Annotations:       only(n.Annotations, v2alpha1.AnnotationClusterConfig),
+		CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
+		Labels:      only(n.Labels, v2alpha1.LabelManagedBy),
+		Annotations: only(n.Annotations, v2alpha1.AnnotationClusterConfig),
 	}
 	return nil
 }

@@ -14,7 +14,11 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -63,10 +67,11 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 	// The library's own logger, for what it does outside of a manager.
 	ctrllog.SetLogger(logr.FromSlogHandler(o.Logger.Handler()))
 	for {
-		if err := o.waitServed(ctx, health); err != nil {
+		definition, err := o.waitServed(ctx, health)
+		if err != nil {
 			return nil // the program ends
 		}
-		err := o.term(ctx, health)
+		err = o.term(ctx, definition, health)
 		o.metrics.leader.Set(0)
 		if ctx.Err() != nil {
 			return nil
@@ -81,8 +86,8 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 }
 
 // term runs one term.
-func (o *operator) term(ctx context.Context, health cell.Health) error {
-	t, err := newTerm(o)
+func (o *operator) term(ctx context.Context, definition definition, health cell.Health) error {
+	t, err := newTerm(o, definition)
 	if err != nil {
 		return err
 	}
@@ -94,22 +99,26 @@ func (o *operator) term(ctx context.Context, health cell.Health) error {
 }
 
 // waitServed returns when the API server has all resources that the operator works with, or with the context's error.
-func (o *operator) waitServed(ctx context.Context, health cell.Health) error {
+func (o *operator) waitServed(ctx context.Context, health cell.Health) (definition, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(o.client)
 	if err != nil {
-		return fmt.Errorf("discovery client: %w", err)
+		return definition{}, fmt.Errorf("discovery client: %w", err)
 	}
 	logged := ""
 	for {
+		var found definition
 		err := served(client)
+		if err == nil {
+			found, err = nodeDefinition(ctx, o.client)
+		}
 		if err == nil {
 			if logged != "" {
 				o.Logger.Info("Kubernetes API has all resources")
 			}
-			return nil
+			return found, nil
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return definition{}, ctx.Err()
 		}
 		health.Degraded("Waiting for the Kubernetes API", err)
 		o.wait(err.Error())
@@ -119,9 +128,40 @@ func (o *operator) waitServed(ctx context.Context, health cell.Health) error {
 		}
 		o.Logger.Log(ctx, level, "Waiting for the Kubernetes API", "error", err)
 		if !pause.For(ctx, servedInterval) {
-			return ctx.Err()
+			return definition{}, ctx.Err()
 		}
 	}
+}
+
+// definition is the CustomResourceDefinition of CiliumNodes. With it go all CiliumNodes, which says nothing of the nodes.
+type definition struct {
+	uid  types.UID
+	born time.Time
+}
+
+var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// nodeDefinition asks the API server for the definition. One that is being deleted is an error.
+func nodeDefinition(ctx context.Context, config *rest.Config) (definition, error) {
+	name := v2alpha1.CiliumNodeResource + "." + v2alpha1.GroupName
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return definition{}, fmt.Errorf("metadata client: %w", err)
+	}
+	object, err := client.Resource(definitions).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return definition{}, notInstalled(v2alpha1.CiliumNodeResource)
+	case err != nil:
+		return definition{}, fmt.Errorf("read the CustomResourceDefinition %s: %w", name, err)
+	case object.DeletionTimestamp != nil:
+		return definition{}, fmt.Errorf("the CustomResourceDefinition %s is being deleted; node configs stay as they are until it is installed again", name)
+	}
+	return definition{uid: object.UID, born: object.CreationTimestamp.Time}, nil
+}
+
+func notInstalled(resource string) error {
+	return fmt.Errorf("waiting for the CustomResourceDefinition %s.%s to be installed", resource, v2alpha1.GroupName)
 }
 
 // served returns an error that names a missing resource, nil if none is missing.
@@ -142,7 +182,7 @@ func served(client discovery.ServerResourcesInterface) error {
 			}
 		}
 		if !found {
-			return fmt.Errorf("waiting for the CustomResourceDefinition %s.%s to be installed", want.resource, v2alpha1.GroupName)
+			return notInstalled(want.resource)
 		}
 	}
 	return nil

@@ -18,6 +18,8 @@ import (
 	"github.com/cilium/hive/script"
 	"github.com/cilium/hive/script/scripttest"
 	"github.com/cilium/statedb"
+	eventsv1 "k8s.io/api/events/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cilium/networkdriver/api/crds"
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
@@ -82,7 +85,7 @@ func (s *scripted) commands() map[string]script.Cmd {
 	}
 	return map[string]script.Cmd{
 		"operator":       command("Start an operator and wait until it is ready, or stop it", "start|start-unready|stop [name] [refresh]", 1, s.operator),
-		"crds":           command("Install or delete the definitions", "install|delete", 1, s.definitions),
+		"crds":           command("Install the definitions, install an older one of cluster configs that lets every selector pass, or delete all or some", "install|older|delete [node|nodeconfig|cluster...]", 1, s.definitions),
 		"node":           command("Make a CiliumNode or set its labels", "name [key=value]...", 1, s.node),
 		"apply":          command("Create or replace objects, each cluster config in a later second than those before", "file...", 1, s.apply),
 		"apply-together": command("Create cluster configs in the same second", "file...", 2, s.applyTogether),
@@ -93,7 +96,8 @@ func (s *scripted) commands() map[string]script.Cmd {
 		"nodeconfigs":    command("Print the node configs: name, cluster config, number of dummies", "", 0, s.nodeConfigs),
 		"spec":           command("Print a spec, of a cluster config that for nodes", "cluster|nodeconfig name", 2, s.spec),
 		"metadata":       command("Print the labels and annotations of a node config", "name", 1, s.metadata),
-		"events":         command("Print reason and object of the events about cluster configs", "", 0, s.events),
+		"events":         command("Print object, type and reason of the events about cluster configs and node configs, each once", "", 0, s.events),
+		"event-count":    command("Print how many events there are with a reason", "reason", 1, s.eventCount),
 		"writes":         command("Print the operator's writes since its start or reset", "[name]", 0, s.writes),
 		"reads":          command("Print how often the operator has read a single node config", "[name]", 0, s.reads),
 		"reset":          command("Count writes anew", "[name]", 0, s.reset),
@@ -170,10 +174,20 @@ func (s *scripted) operator(state *script.State, args []string) (string, error) 
 }
 
 func (s *scripted) definitions(state *script.State, args []string) (string, error) {
-	if args[0] == "install" {
-		return "", s.installCRDs(state.Context())
+	switch args[0] {
+	case "install":
+		return "", errors.Join(s.replaceDefinition(state.Context(), false), s.installCRDs(state.Context()))
+	case "older":
+		return "", s.replaceDefinition(state.Context(), true)
 	}
-	for _, resource := range []schema.GroupVersionResource{nodeResource, nodeConfigResource, clusterConfigResource} {
+	which := []schema.GroupVersionResource{nodeResource, nodeConfigResource, clusterConfigResource}
+	if len(args) > 1 {
+		which = nil
+		for _, name := range args[1:] {
+			which = append(which, resources[name])
+		}
+	}
+	for _, resource := range which {
 		err := s.crds.CustomResourceDefinitions().Delete(state.Context(), resource.GroupResource().String(), metav1.DeleteOptions{})
 		if err != nil {
 			return "", err
@@ -189,6 +203,43 @@ func (s *scripted) definitions(state *script.State, args []string) (string, erro
 		}
 	}
 	return "", nil
+}
+
+// replaceDefinition replaces the definition of cluster configs, if there is one, and returns when it is in effect.
+func (s *scripted) replaceDefinition(ctx context.Context, older bool) error {
+	definitions := s.crds.CustomResourceDefinitions()
+	object, err := definitions.Get(ctx, clusterConfigResource.GroupResource().String(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, definition := range crds.Objects() {
+		if definition.Name == object.Name {
+			object.Spec.Versions = definition.Spec.Versions
+		}
+	}
+	if older {
+		keep := true
+		object.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["nodeSelector"] =
+			apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &keep}
+	}
+	if _, err := definitions.Update(ctx, object, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	for {
+		_, err := s.dynamic.Resource(clusterConfigResource).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v2alpha1.SchemeGroupVersion.String(), "kind": v2alpha1.ClusterConfigKind, "metadata": map[string]any{"name": "x"},
+			"spec": map[string]any{"nodeSelector": map[string]any{"matchExpressions": []any{map[string]any{"key": "a", "operator": "?"}}}, "spec": map[string]any{}},
+		}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if older == (err == nil) && (err == nil || apierrors.IsInvalid(err)) {
+			return nil
+		}
+		if !pause.For(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
 }
 
 func (s *scripted) node(state *script.State, args []string) (string, error) {
@@ -424,22 +475,37 @@ func (s *scripted) metadata(state *script.State, args []string) (string, error) 
 }
 
 func (s *scripted) events(state *script.State, _ []string) (string, error) {
-	list, err := s.client.EventsV1().Events(metav1.NamespaceAll).List(state.Context(), metav1.ListOptions{})
-	if err != nil {
-		return "", err
-	}
-	// The events of earlier scripts are about objects that are gone.
-	present, err := s.dynamic.Resource(clusterConfigResource).List(state.Context(), metav1.ListOptions{})
-	if err != nil {
-		return "", err
-	}
+	list, err := s.eventsOfPresent(state.Context())
 	lines := map[string]bool{}
-	for _, e := range list.Items {
-		if slices.ContainsFunc(present.Items, func(u unstructured.Unstructured) bool { return u.GetUID() == e.Regarding.UID }) {
-			lines[fmt.Sprintf("%s %s %s\n", e.Regarding.Name, e.Type, e.Reason)] = true
+	for _, e := range list {
+		lines[fmt.Sprintf("%s %s %s\n", e.Regarding.Name, e.Type, e.Reason)] = true
+	}
+	return strings.Join(slices.Sorted(maps.Keys(lines)), ""), err
+}
+
+func (s *scripted) eventCount(state *script.State, args []string) (string, error) {
+	list, err := s.eventsOfPresent(state.Context())
+	list = slices.DeleteFunc(list, func(e eventsv1.Event) bool { return e.Reason != args[0] })
+	return fmt.Sprintln(len(list)), err
+}
+
+// eventsOfPresent leaves out the events of earlier scripts, which are about objects that are gone.
+func (s *scripted) eventsOfPresent(ctx context.Context) ([]eventsv1.Event, error) {
+	list, err := s.client.EventsV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	present := map[types.UID]bool{}
+	for _, resource := range []schema.GroupVersionResource{clusterConfigResource, nodeConfigResource} {
+		objects, err := s.dynamic.Resource(resource).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		for _, object := range objects.Items {
+			present[object.GetUID()] = true
 		}
 	}
-	return strings.Join(slices.Sorted(maps.Keys(lines)), ""), nil
+	return slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return !present[e.Regarding.UID] }), nil
 }
 
 func (s *scripted) writes(_ *script.State, args []string) (string, error) {

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,11 +39,17 @@ const (
 	reasonNoConflict  = "NoConflict"
 )
 
+// reasonTakenOver is the reason of the events about a node config that the operator did not make and now keeps.
+const reasonTakenOver = "TakenOver"
+
 // Limits of the API for texts, in bytes.
 const (
 	maxConditionLength = 32768
 	maxEventLength     = 1024
 )
+
+// frozenSampleSize is how many frozen node configs a message names.
+const frozenSampleSize = 3
 
 // progressInterval is how often the status of a cluster config is written while its node configs are being written.
 const progressInterval = 30 * time.Second
@@ -52,8 +59,13 @@ type verdict struct {
 	assignment.Verdict
 	object  *clusterConfig
 	invalid error
-	inSync  int
-	failed  int
+	// selector is the last valid one, nil for not known.
+	selector labels.Selector
+	inSync   int
+	failed   int
+	// frozen is the number of node configs that stay as they are, frozenSample the first of them by name.
+	frozen       int
+	frozenSample []string
 	// failure is an example of a node config that was refused.
 	failure string
 }
@@ -66,7 +78,14 @@ func (l *ledger) verdict(name string) *verdict {
 	if g == nil {
 		return nil
 	}
-	v := &verdict{Verdict: l.assignment.Verdict(name), object: g.object, invalid: g.invalid, inSync: g.inSync, failed: g.failed.Len()}
+	v := &verdict{
+		Verdict: l.assignment.Verdict(name), object: g.object, invalid: g.invalid, selector: g.selector,
+		inSync: g.inSync, failed: g.failed.Len(), frozen: g.frozen.Len(),
+	}
+	g.frozen.Ascend(func(node string) bool {
+		v.frozenSample = append(v.frozenSample, node)
+		return len(v.frozenSample) < frozenSampleSize
+	})
 	if node, ok := g.failed.Min(); ok {
 		if row, _, ok := l.tables.nodeConfigs.Get(l.tables.db.ReadTxn(), NodeConfigByNode(node)); ok {
 			v.failure = node + ": " + row.Error
@@ -98,6 +117,11 @@ func (v *verdict) status() v2alpha1.CiliumNetworkDriverClusterConfigStatus {
 		Conditions:         append([]metav1.Condition(nil), v.object.Status.Conditions...),
 		MatchedNodes:       int32(v.Matched),
 		ConfiguredNodes:    int32(v.inSync),
+		FrozenNodes:        int32(v.frozen),
+	}
+	if v.selector != nil {
+		selector := v.selector.String()
+		status.LastValidSelector = &selector
 	}
 	set := func(kind string, ok bool, reason, message string) {
 		condition := metav1.Condition{
@@ -108,10 +132,10 @@ func (v *verdict) status() v2alpha1.CiliumNetworkDriverClusterConfigStatus {
 		}
 		meta.SetStatusCondition(&status.Conditions, condition)
 	}
-	conflict := v.conflict()
+	conflict, frozen := v.conflict(), v.frozenMessage()
 	switch {
 	case v.invalid != nil:
-		set(v2alpha1.ConditionReady, false, reasonInvalid, "It configures no further nodes; node configs that it has made stay as they are. "+v.invalid.Error())
+		set(v2alpha1.ConditionReady, false, reasonInvalid, v.invalid.Error()+". It configures no node until that is corrected."+frozen)
 	case v.Winner != "":
 		set(v2alpha1.ConditionReady, false, v2alpha1.ReasonConfigurationConflict, conflict)
 	case v.failed > 0:
@@ -119,9 +143,9 @@ func (v *verdict) status() v2alpha1.CiliumNetworkDriverClusterConfigStatus {
 	case v.inSync < v.Matched:
 		set(v2alpha1.ConditionReady, false, reasonConfiguring, fmt.Sprintf("%d of %d nodes are configured", v.inSync, v.Matched))
 	case v.Matched == 0:
-		set(v2alpha1.ConditionReady, true, reasonNoNodes, "The selector matches no node")
+		set(v2alpha1.ConditionReady, true, reasonNoNodes, "The selector matches no node"+v.missing())
 	default:
-		set(v2alpha1.ConditionReady, true, reasonConfigured, "All nodes that the selector matches are configured")
+		set(v2alpha1.ConditionReady, true, reasonConfigured, "All nodes that the selector matches are configured"+v.missing())
 	}
 	switch {
 	case v.invalid != nil:
@@ -134,16 +158,44 @@ func (v *verdict) status() v2alpha1.CiliumNetworkDriverClusterConfigStatus {
 	return status
 }
 
-// conflict names the winner of a conflict and the nodes that it is about. It is empty without a conflict.
+// conflict names the winner of a conflict and the nodes that it is about, and says what stays and what to do. It is empty
+// without a conflict.
 func (v *verdict) conflict() string {
 	if v.Winner == "" {
 		return ""
 	}
-	nodes := strings.Join(v.Sample, ", ")
-	if more := v.Contested - len(v.Sample); more > 0 {
-		nodes += fmt.Sprintf(" and %d more", more)
+	message := fmt.Sprintf("Cluster config %s comes first and governs nodes that this one also selects: %s. This one configures no node.",
+		v.Winner, sample(v.Sample, v.Contested))
+	if v.frozen > 0 {
+		message += v.frozenMessage() + fmt.Sprintf(" To end the conflict, change a selector or label so that no node is selected by both, or delete %s.", v.Winner)
 	}
-	return fmt.Sprintf("Cluster config %s comes first and governs nodes that this one also selects: %s. This one configures no node.", v.Winner, nodes)
+	return message
+}
+
+// frozenMessage says which node configs stay as they are. It is empty when there are none.
+func (v *verdict) frozenMessage() string {
+	if v.frozen == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" What it has made before stays as it is. Frozen node configs: %d (%s).", v.frozen, sample(v.frozenSample, v.frozen))
+}
+
+// missing says which node configs stay though their node is missing. It is empty when there are none.
+func (v *verdict) missing() string {
+	if v.frozen == 0 {
+		return ""
+	}
+	return fmt.Sprintf(". Frozen node configs: %d (%s). Their CiliumNodes have not come back after the definition of these was made anew; delete those whose node is gone for good.",
+		v.frozen, sample(v.frozenSample, v.frozen))
+}
+
+// sample lists the first of so many nodes.
+func sample(first []string, all int) string {
+	list := strings.Join(first, ", ")
+	if more := all - len(first); more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return list
 }
 
 // shorten cuts a text to a length.

@@ -29,15 +29,19 @@ const (
 	StatePending State = "Pending"
 	// StateFailed means that the API server has refused it. It is tried again.
 	StateFailed State = "Failed"
+	// StateFrozen means that it stays as it is: the cluster config that it was made from is in conflict or invalid, or
+	// its node has had no CiliumNode since the definition of these was made anew.
+	StateFrozen State = "Frozen"
 )
 
 // NodeConfig is a desired node config. Rows are immutable: a change is a new row under the same key.
 type NodeConfig struct {
 	// Node is the name of the node and of its node config.
 	Node string
-	// ClusterConfig is the config that governs the node. It is empty for a node config that is to be deleted.
+	// ClusterConfig is the config that governs the node, or from which a frozen node config was made. It is empty for a
+	// node config that is to be deleted.
 	ClusterConfig string
-	// Spec is the digest of the desired spec.
+	// Spec is the digest of the desired spec, of a frozen node config that of its own.
 	Spec  string
 	State State
 	// Error says why the state is Failed.
@@ -63,8 +67,8 @@ type ClusterConfig struct {
 	Selector string
 	// Spec is the digest of the spec for nodes.
 	Spec string
-	// Matched, Governed, InSync and Failed count nodes. A config in conflict governs none.
-	Matched, Governed, InSync, Failed int
+	// Matched, Governed, InSync, Failed and Frozen count nodes. A config in conflict governs none.
+	Matched, Governed, InSync, Failed, Frozen int
 	// Winner is the config that it is in conflict with.
 	Winner string `json:",omitempty"`
 	// Invalid says what is wrong with it.
@@ -73,13 +77,13 @@ type ClusterConfig struct {
 
 // TableHeader implements [statedb.TableWritable].
 func (*ClusterConfig) TableHeader() []string {
-	return []string{"Name", "Created", "Generation", "Selector", "Matched", "Governed", "InSync", "Failed", "Winner", "Invalid"}
+	return []string{"Name", "Created", "Generation", "Selector", "Matched", "Governed", "InSync", "Failed", "Frozen", "Winner", "Invalid"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *ClusterConfig) TableRow() []string {
 	return []string{c.Name, c.Created.UTC().Format(time.RFC3339), strconv.FormatInt(c.Generation, 10), c.Selector,
-		strconv.Itoa(c.Matched), strconv.Itoa(c.Governed), strconv.Itoa(c.InSync), strconv.Itoa(c.Failed), c.Winner, c.Invalid}
+		strconv.Itoa(c.Matched), strconv.Itoa(c.Governed), strconv.Itoa(c.InSync), strconv.Itoa(c.Failed), strconv.Itoa(c.Frozen), c.Winner, c.Invalid}
 }
 
 var (

@@ -5,6 +5,7 @@ package config
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -51,6 +52,8 @@ type term struct {
 	manager manager.Manager
 	ledger  *ledger
 	inbox   *inbox
+	// definition is that of CiliumNodes as it was when the term began.
+	definition definition
 	// synced says that the informers have delivered all that there was at the start.
 	synced []toolscache.InformerSynced
 	// planned is closed when that has been taken in.
@@ -65,13 +68,13 @@ type term struct {
 	writes sync.WaitGroup
 }
 
-func newTerm(o *operator) (*term, error) {
+func newTerm(o *operator, definition definition) (*term, error) {
 	log := o.Logger
-	ledger, err := newLedger(log, o.Tables)
+	ledger, err := newLedger(log, o.Tables, definition.born)
 	if err != nil {
 		return nil, err
 	}
-	t := &term{o: o, log: log, ledger: ledger, inbox: newInbox(), planned: make(chan struct{})}
+	t := &term{o: o, log: log, ledger: ledger, inbox: newInbox(), definition: definition, planned: make(chan struct{})}
 	c := o.Config
 	t.manager, err = manager.New(o.client, manager.Options{
 		Scheme: newScheme(),
@@ -110,13 +113,14 @@ func (t *term) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	gate := newGate(t.log, t.o.Config.NetworkDriverWriteQPS, t.o.Config.NetworkDriverWriteBurst)
+	recorder := t.manager.GetEventRecorder("cilium-operator")
 	nodes := &writer{
 		log: t.log, ledger: t.ledger, gate: gate, client: t.manager.GetClient(), live: t.manager.GetAPIReader(),
-		metrics: t.o.metrics, enqueue: t.enqueue,
+		events: recorder, metrics: t.o.metrics, enqueue: t.enqueue,
 	}
 	statuses := &statusWriter{
 		log: t.log, ledger: t.ledger, gate: gate, client: t.manager.GetClient().Status(),
-		events: t.manager.GetEventRecorder("cilium-operator"), metrics: t.o.metrics, unsettled: map[string]time.Time{},
+		events: recorder, metrics: t.o.metrics, unsettled: map[string]time.Time{},
 	}
 	if err := t.control("node-configs", nodes, writers, &t.nodeQueue); err != nil {
 		return err
@@ -256,7 +260,13 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 	}
 	for first := true; ; first = false {
 		start := time.Now()
-		w := t.ledger.apply(t.inbox.take())
+		b := t.inbox.take()
+		if first || b.losesNodes() {
+			if err := t.confirm(ctx); err != nil {
+				return err
+			}
+		}
+		w := t.ledger.apply(b)
 		if first {
 			t.log.Info("Synchronized", "duration", time.Since(start), "nodeConfigsToWrite", len(w.nodes))
 			close(t.planned)
@@ -272,6 +282,19 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 			return nil
 		}
 	}
+}
+
+// confirm returns an error when the CiliumNodes that were seen, or seen to go, are not of the definition with which the
+// term began. What is asked after an event has happened cannot be older than the event.
+func (t *term) confirm(ctx context.Context) error {
+	now, err := nodeDefinition(ctx, t.o.client)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err == nil && now.uid != t.definition.uid {
+		err = errors.New("the CustomResourceDefinition of CiliumNodes was made anew")
+	}
+	return err
 }
 
 // report sets the metrics, and logs how a large number of writes goes on.

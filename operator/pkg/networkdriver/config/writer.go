@@ -10,9 +10,11 @@ import (
 	"log/slog"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -30,6 +32,7 @@ type writer struct {
 	gate    *gate
 	client  client.Writer
 	live    client.Reader // asks the API server, not the cache
+	events  events.EventRecorder
 	metrics *metrics
 	// enqueue takes the work that follows from a write.
 	enqueue func(work)
@@ -55,6 +58,9 @@ func (w *writer) Reconcile(ctx context.Context, node string) (reconcile.Result, 
 		return reconcile.Result{}, nil
 	case err == nil, c.operation == opDelete && apierrors.IsNotFound(err):
 		w.log.Debug("Node config is written", "nodeConfig", node, "operation", c.operation, "clusterConfig", c.clusterConfig)
+		if c.operation == opUpdate && !c.actual.generated() {
+			w.tellTakenOver(c)
+		}
 		w.enqueue(w.ledger.wrote(c, answer))
 		return reconcile.Result{}, nil
 	case unavailable(err):
@@ -120,6 +126,21 @@ func (w *writer) write(ctx context.Context, c change) (*nodeConfig, error) {
 		return nil, err
 	}
 	return object, object.trim()
+}
+
+// tellTakenOver reports on both objects that a node config which the operator did not make is a cluster config's now. The
+// recorder makes one event of those that differ in the text alone, so names without UID keep a loop from making many.
+func (w *writer) tellTakenOver(c change) {
+	w.log.Warn("Node config made by hand is taken over", "nodeConfig", c.node, "clusterConfig", c.clusterConfig)
+	reference := func(kind, name string, uid types.UID) *corev1.ObjectReference {
+		return &corev1.ObjectReference{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: kind, Name: name, UID: uid}
+	}
+	w.events.Eventf(reference(v2alpha1.NodeConfigKind, c.node, c.actual.UID), reference(v2alpha1.ClusterConfigKind, c.clusterConfig, ""),
+		corev1.EventTypeWarning, reasonTakenOver, "TakeOver",
+		"Cluster config %s selects this node and has taken over this node config, which was made by hand: the operator has replaced its spec", c.clusterConfig)
+	w.events.Eventf(reference(v2alpha1.ClusterConfigKind, c.clusterConfig, c.clusterConfigUID), reference(v2alpha1.NodeConfigKind, c.node, ""),
+		corev1.EventTypeWarning, reasonTakenOver, "TakeOver",
+		"Node config %s was made by hand; as this cluster config selects its node, the operator has taken it over and replaced its spec", c.node)
 }
 
 // patchOperation is an operation of a JSON patch.

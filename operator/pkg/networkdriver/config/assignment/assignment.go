@@ -327,10 +327,13 @@ func (a *Assignment) occupy(c *config) {
 	}
 }
 
-// Has says whether the node exists.
-func (a *Assignment) Has(name string) bool {
+// Labels returns the labels of a node, and whether the node exists.
+func (a *Assignment) Labels(name string) (labels.Set, bool) {
 	n := a.nodes[name]
-	return n != nil && n.class != nil
+	if n == nil || n.class == nil {
+		return nil, false
+	}
+	return n.labels, true
 }
 
 // Len returns the number of nodes.
