@@ -257,3 +257,169 @@ func TestConditions(t *testing.T) {
 	require.Equal(t, first, l.verdict("a").status())
 	require.Equal(t, 5, len(shorten(strings.Repeat("ä", 10), 5)))
 }
+
+// settledByAB is a ledger in which config b governs n2 and n3, and a governs n1 and comes first.
+func settledByAB(t *testing.T) *ledger {
+	t.Helper()
+	l := newTestLedger(t)
+	b := newBatch()
+	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, map[string]v2alpha1.LabelValue{"a": "1"}, 1)
+	b.clusterConfigs["b"] = clusterConfigEvent("b", 1, map[string]v2alpha1.LabelValue{"b": "1"}, 2)
+	b.nodes["n1"], b.nodes["n2"], b.nodes["n3"] = withLabels("n1", "a"), withLabels("n2", "b"), withLabels("n3", "b")
+	version := 10
+	for node := range l.apply(b).nodes {
+		serve(l, l.plan(node), version)
+		version++
+	}
+	require.Zero(t, l.totals().pending)
+	return l
+}
+
+// withLabels is a node with these labels, of the value 1.
+func withLabels(name string, keys ...string) event[*metav1.PartialObjectMetadata] {
+	labels := map[string]string{}
+	for _, key := range keys {
+		labels[key] = "1"
+	}
+	return event[*metav1.PartialObjectMetadata]{object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}}
+}
+
+func relabelled(l *ledger, name string, keys ...string) work {
+	b := newBatch()
+	b.nodes[name] = withLabels(name, keys...)
+	return l.apply(b)
+}
+
+// TestFrozen: one label of one node takes away nothing from the others, and a fresh ledger sees the same.
+func TestFrozen(t *testing.T) {
+	l := settledByAB(t)
+	w := relabelled(l, "n2", "a", "b")
+	require.Equal(t, map[string]struct{}{"n2": {}}, w.nodes)
+	require.Equal(t, opNone, l.plan("n3").operation)
+	require.Equal(t, 1, l.totals().frozen)
+	require.Equal(t, 1, l.totals().pending)
+	v := l.verdict("b")
+	require.Equal(t, []string{"n3"}, v.frozenSample)
+	require.EqualValues(t, 1, v.status().FrozenNodes)
+	require.Zero(t, v.status().ConfiguredNodes)
+	require.True(t, v.settled())
+	serve(l, l.plan("n2"), 20)
+	require.Empty(t, l.unsettled().nodes, "a replica that begins to lead does not write it")
+
+	// A restart.
+	b := newBatch()
+	for name, g := range l.configs {
+		b.clusterConfigs[name] = event[*clusterConfig]{object: g.object}
+	}
+	for name, actual := range l.actual {
+		b.nodeConfigs[name] = event[*nodeConfig]{object: actual}
+	}
+	b.nodes["n1"], b.nodes["n2"], b.nodes["n3"] = withLabels("n1", "a"), withLabels("n2", "a", "b"), withLabels("n3", "b")
+	fresh := newTestLedger(t)
+	require.Empty(t, fresh.apply(b).nodes)
+	require.Equal(t, v.status().Conditions[0].Message, fresh.verdict("b").status().Conditions[0].Message)
+
+	// A write that was under way when the conflict came does not make it fail.
+	c := change{operation: opUpdate, node: "n3", clusterConfig: "b"}
+	l.failed(c, errors.New("refused"))
+	require.Equal(t, 1, l.totals().frozen)
+
+	require.Contains(t, relabelled(l, "n3").nodes, "n3", "it does not select the node any more")
+	require.Equal(t, opDelete, l.plan("n3").operation)
+	require.Zero(t, l.totals().frozen)
+	relabelled(l, "n3", "b")
+	require.Equal(t, 1, l.totals().frozen)
+	require.Empty(t, relabelled(l, "n2", "a").nodes, "the conflict is over, and all is as it was")
+	require.Zero(t, l.totals().frozen)
+	require.EqualValues(t, 1, l.verdict("b").status().ConfiguredNodes)
+}
+
+// TestFrozenEnds: what is frozen goes with its node and with its cluster config.
+func TestFrozenEnds(t *testing.T) {
+	for what, end := range map[string]func(*batch){
+		"node":           func(b *batch) { b.nodes["n3"] = event[*metav1.PartialObjectMetadata]{gone: true} },
+		"cluster config": func(b *batch) { b.clusterConfigs["b"] = event[*clusterConfig]{gone: true} },
+		"selector": func(b *batch) {
+			b.clusterConfigs["b"] = clusterConfigEvent("b", 1, map[string]v2alpha1.LabelValue{"b": "1", "a": "1"}, 2)
+			b.clusterConfigs["b"].object.Generation = 2
+		},
+	} {
+		l := settledByAB(t)
+		relabelled(l, "n2", "a", "b")
+		require.Equal(t, opNone, l.plan("n3").operation)
+		b := newBatch()
+		end(b)
+		require.Contains(t, l.apply(b).nodes, "n3", what)
+		require.Equal(t, opDelete, l.plan("n3").operation, what)
+		require.Zero(t, l.totals().frozen, what)
+	}
+}
+
+// TestInvalidKeepsWhatItSelected: an invalid cluster config keeps the nodes that its last valid selector matches. After a
+// restart its status tells which these are; when that does not tell either, it keeps all.
+func TestInvalidKeepsWhatItSelected(t *testing.T) {
+	l := settledByAB(t)
+	status := l.verdict("b").status()
+	require.Equal(t, "b=1", *status.LastValidSelector)
+	bad := clusterConfigEvent("b", 1, nil, 2)
+	bad.object.Generation, bad.object.Status = 2, status
+	bad.object.Spec.NodeSelector.MatchExpressions = []v2alpha1.NodeSelectorRequirement{{Key: "b", Operator: "?"}}
+	b := newBatch()
+	b.clusterConfigs["b"] = bad
+	require.Empty(t, l.apply(b).nodes)
+	require.Equal(t, 2, l.totals().frozen)
+	require.Equal(t, "b=1", *l.verdict("b").status().LastValidSelector)
+
+	for what, restart := range map[string]bool{"running": false, "restarted": true} {
+		if restart {
+			b = newBatch()
+			b.clusterConfigs["b"] = bad
+			for name, actual := range l.actual {
+				b.nodeConfigs[name] = event[*nodeConfig]{object: actual}
+			}
+			b.nodes["n2"], b.nodes["n3"] = withLabels("n2", "b"), withLabels("n3", "b")
+			l = newTestLedger(t)
+			l.apply(b)
+		}
+		require.Contains(t, relabelled(l, "n3").nodes, "n3", what)
+		require.Equal(t, opDelete, l.plan("n3").operation, what)
+		require.Equal(t, opNone, l.plan("n2").operation, what)
+		relabelled(l, "n3", "b")
+		require.Equal(t, opNone, l.plan("n3").operation, what)
+	}
+
+	unknown := clusterConfigEvent("b", 1, nil, 2)
+	unknown.object.UID, unknown.object.Generation = "other", 3
+	unknown.object.Spec.NodeSelector = bad.object.Spec.NodeSelector
+	b = newBatch()
+	b.clusterConfigs["b"] = unknown
+	l.apply(b)
+	require.Nil(t, l.verdict("b").status().LastValidSelector)
+	require.Empty(t, relabelled(l, "n3").nodes)
+	require.Equal(t, opNone, l.plan("n3").operation)
+}
+
+// TestDefinitionMadeAnew: what is older than the definition of CiliumNodes stays until its CiliumNode is back. From then
+// on it goes with that.
+func TestDefinitionMadeAnew(t *testing.T) {
+	born := time.Unix(1000, 0)
+	old, young := state("old", "u", 10, digest{1}), state("young", "v", 11, digest{1})
+	old.CreationTimestamp, young.CreationTimestamp = metav1.NewTime(born.Add(-time.Hour)), metav1.NewTime(born.Add(time.Second))
+	l := newTestLedger(t)
+	l.born = born
+	b := newBatch()
+	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, nil, 1)
+	b.nodeConfigs["old"], b.nodeConfigs["young"] = event[*nodeConfig]{object: old}, event[*nodeConfig]{object: young}
+	require.Equal(t, map[string]struct{}{"young": {}}, l.apply(b).nodes)
+	require.Equal(t, opDelete, l.plan("young").operation)
+	require.Equal(t, 1, l.totals().frozen)
+	ready := l.verdict("a").status().Conditions[0]
+	require.Contains(t, ready.Message, "Frozen node configs: 1 (old). Their CiliumNodes have not come back")
+
+	require.Contains(t, relabelled(l, "old").nodes, "old", "it is back, and the spec is put right")
+	serve(l, l.plan("old"), 20)
+	b = newBatch()
+	b.nodes["old"] = event[*metav1.PartialObjectMetadata]{gone: true}
+	require.Contains(t, l.apply(b).nodes, "old")
+	require.Equal(t, opDelete, l.plan("old").operation)
+}
