@@ -42,10 +42,10 @@ func TestWaitForVersion(t *testing.T) {
 			require.NotNil(t, found)
 			continue
 		}
-		require.ErrorContains(t, err, "is too old", version)
+		require.ErrorContains(t, err, "too old", version)
 	}
 	_, err := WaitForVersion(t.Context(), &server{version: "v1.33.9-gke.100"}, "1.34", log)
-	require.EqualError(t, err, "Kubernetes 1.33.9 is too old: at least 1.34 is needed")
+	require.EqualError(t, err, "the API server runs Kubernetes 1.33.9, which is too old: at least 1.34 is needed")
 	_, err = WaitForVersion(t.Context(), &server{version: "master"}, "1.34", log)
 	require.ErrorContains(t, err, `version "master" of the API server`)
 

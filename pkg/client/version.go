@@ -36,7 +36,7 @@ func WaitForVersion(ctx context.Context, server discovery.ServerVersionInterface
 				return nil, fmt.Errorf("version %q of the API server: %w", info.GitVersion, err)
 			}
 			if !found.AtLeast(least) {
-				return nil, fmt.Errorf("Kubernetes %s is too old: at least %s is needed", found, needed)
+				return nil, fmt.Errorf("the API server runs Kubernetes %s, which is too old: at least %s is needed", found, needed)
 			}
 			return found, nil
 		}
