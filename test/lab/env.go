@@ -12,21 +12,28 @@ import (
 	"strings"
 )
 
-// WriteEnv writes shell commands that make kubectl use the cluster. They put a
-// directory with kubectl in front of the PATH.
+// WriteEnv writes shell commands that make kubectl and helm use the cluster.
+// They put a directory with both in front of the PATH; helm is there once the
+// repository's bin/helm is built.
 func (l *Lab) WriteEnv(w io.Writer) error {
 	kubectl, err := lookup([]string{l.arts.Bin}, "kubectl")
 	if err != nil {
 		return err
 	}
-	// A directory of its own, so that no other program of the lab hides one of
-	// the user's. The program looks at the name it was called by.
+	root, err := moduleRoot()
+	if err != nil {
+		return err
+	}
+	// A directory of its own, so that no other program of the lab or the repository
+	// hides one of the user's. kubectl looks at the name it was called by.
 	bin := filepath.Join(l.state, "bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	if err := os.Symlink(kubectl, filepath.Join(bin, "kubectl")); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
+	for name, program := range map[string]string{"kubectl": kubectl, "helm": filepath.Join(root, "bin", "helm")} {
+		if err := os.Symlink(program, filepath.Join(bin, name)); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
 	}
 	_, err = fmt.Fprintf(w, "export KUBECONFIG=%s\nexport PATH=%s:$PATH\n", quote(l.Kubeconfig()), quote(bin))
 	return err
