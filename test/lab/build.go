@@ -4,6 +4,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,16 +17,22 @@ import (
 	"github.com/cilium/networkdriver/test/lab/internal/cache"
 )
 
-// DefaultKubernetes is the Kubernetes version that the lab runs: the one that
-// components/kube pins.
-const DefaultKubernetes = "1.37.2"
+// The versions that the lab runs if nothing else is asked for: those that the
+// go.mod files of components/kube and components/containerd pin.
+const (
+	DefaultKubernetes = "1.37.2"
+	DefaultContainerd = "2.4.2"
+)
 
 // CacheEnv names the environment variable with the directory for what Build
 // makes. Without it that is .cache/lab in the repository.
 const CacheEnv = "NETWORKDRIVER_LAB_CACHE"
 
-// KubernetesEnv names the environment variable with the Kubernetes version.
-const KubernetesEnv = "NETWORKDRIVER_LAB_KUBERNETES"
+// Environment variables with the versions of Kubernetes and containerd.
+const (
+	KubernetesEnv = "NETWORKDRIVER_LAB_KUBERNETES"
+	ContainerdEnv = "NETWORKDRIVER_LAB_CONTAINERD"
+)
 
 // ErrNotBuilt says that Build has not made what is asked for. Tests skip then.
 var ErrNotBuilt = errors.New("the lab is not built: run `go run ./test/lab/cmd/lab build` first")
@@ -35,6 +42,10 @@ type BuildOptions struct {
 	// Kubernetes is the version without the v, such as 1.34.4. Empty means
 	// $NETWORKDRIVER_LAB_KUBERNETES, or else DefaultKubernetes.
 	Kubernetes string
+
+	// Containerd is the version without the v, such as 1.7.35. Empty means
+	// $NETWORKDRIVER_LAB_CONTAINERD, or else DefaultContainerd.
+	Containerd string
 
 	// Cache is the directory for the results. Empty means
 	// $NETWORKDRIVER_LAB_CACHE, or else .cache/lab in the repository.
@@ -49,8 +60,9 @@ type BuildOptions struct {
 
 // Artifacts is what Build made.
 type Artifacts struct {
-	Bin  string // directory with kubectl and the programs of the control plane
-	Node *NodeArtifacts
+	Bin        string // directory with kubectl and the programs of the control plane
+	Kubernetes string // version
+	Node       *NodeArtifacts
 }
 
 // builder holds what all steps of a build share.
@@ -66,19 +78,13 @@ func newBuilder(opts BuildOptions) (*builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	if opts.Kubernetes == "" {
-		opts.Kubernetes = os.Getenv(KubernetesEnv)
+	if opts.Kubernetes, err = pinned(root, kubernetesPins, cmp.Or(opts.Kubernetes, os.Getenv(KubernetesEnv), DefaultKubernetes)); err != nil {
+		return nil, err
 	}
-	if opts.Kubernetes == "" {
-		opts.Kubernetes = DefaultKubernetes
+	if opts.Containerd, err = pinned(root, containerdPins, cmp.Or(opts.Containerd, os.Getenv(ContainerdEnv), DefaultContainerd)); err != nil {
+		return nil, err
 	}
-	if opts.Cache == "" {
-		opts.Cache = os.Getenv(CacheEnv)
-	}
-	if opts.Cache == "" {
-		opts.Cache = filepath.Join(root, ".cache", "lab")
-	}
-	if opts.Cache, err = filepath.Abs(opts.Cache); err != nil {
+	if opts.Cache, err = filepath.Abs(cmp.Or(opts.Cache, os.Getenv(CacheEnv), filepath.Join(root, ".cache", "lab"))); err != nil {
 		return nil, err
 	}
 	return &builder{opts: opts, root: root, cache: cache.Cache{Dir: opts.Cache}, progress: newProgress(opts.Progress)}, nil
@@ -95,7 +101,7 @@ func Build(ctx context.Context, opts BuildOptions) (*Artifacts, error) {
 }
 
 func (b *builder) artifacts(ctx context.Context) (*Artifacts, error) {
-	arts := &Artifacts{}
+	arts := &Artifacts{Kubernetes: b.opts.Kubernetes}
 	var err error
 	if !b.opts.ControlPlaneOnly {
 		// The packages come first: a machine that cannot have them should say so
@@ -107,7 +113,7 @@ func (b *builder) artifacts(ctx context.Context) (*Artifacts, error) {
 	if arts.Bin, err = b.bin(ctx); err != nil {
 		return nil, fmt.Errorf("lab build: %w", err)
 	}
-	b.progress.step("built Kubernetes %s in %s", b.opts.Kubernetes, b.opts.Cache)
+	b.progress.step("built Kubernetes %s and containerd %s in %s", b.opts.Kubernetes, b.opts.Containerd, b.opts.Cache)
 	return arts, nil
 }
 
@@ -167,7 +173,7 @@ func Built(opts BuildOptions) (*Artifacts, error) {
 	if !b.cache.Has(a) {
 		return nil, ErrNotBuilt
 	}
-	return &Artifacts{Bin: b.cache.Path(a)}, nil
+	return &Artifacts{Bin: b.cache.Path(a), Kubernetes: b.opts.Kubernetes}, nil
 }
 
 // moduleRoot returns the repository's directory, found from the working

@@ -46,12 +46,14 @@ const captureLimit = 100_000
 func (l *Lab) CaptureUplinks() (*Capture, error) {
 	c := &Capture{more: make(chan struct{})}
 	for _, n := range l.Nodes() {
-		fd, err := l.network.packetSocket(n.UplinkTap())
-		if err != nil {
-			c.Close()
-			return nil, fmt.Errorf("capture on %s: %w", n.UplinkTap(), err)
+		for _, pf := range n.pfs() {
+			fd, err := l.network.packetSocket(pf.tap)
+			if err != nil {
+				c.Close()
+				return nil, fmt.Errorf("capture on %s: %w", pf.tap, err)
+			}
+			c.wg.Go(func() { c.read(fd, n.Name()) })
 		}
-		c.wg.Go(func() { c.read(fd, n.Name()) })
 	}
 	return c, nil
 }

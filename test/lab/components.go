@@ -7,9 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 
@@ -25,7 +23,7 @@ type component struct {
 	ldflags  string            // besides those that strip
 	gcflags  string            // for packages that no other component shares
 	links    map[string]string // further names of a program
-	version  string            // another version than the pinned one
+	version  string            // pinned by VERSION.mod and VERSION.sum; empty means by go.mod and go.sum
 }
 
 var (
@@ -34,15 +32,6 @@ var (
 		packages: []string{"go.etcd.io/etcd/server/v3"},
 		// The package is named for its major version, the program is not.
 		links: map[string]string{"etcd": "server"},
-	}
-	containerdComponent = component{
-		name: "containerd",
-		packages: []string{
-			"github.com/containerd/containerd/v2/cmd/containerd",
-			"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-			"github.com/containerd/containerd/v2/cmd/ctr",
-		},
-		tags: "no_btrfs,no_devmapper,no_zfs,no_aufs",
 	}
 	cniComponent = component{
 		name: "cni",
@@ -86,6 +75,36 @@ func (b *builder) kube() component {
 	return c
 }
 
+// containerd returns the runtime of the wanted version.
+func (b *builder) containerd() component {
+	v := b.opts.Containerd
+	c := component{name: "containerd", packages: containerdPackages(v), tags: "no_btrfs,no_devmapper,no_zfs,no_aufs"}
+	if v != DefaultContainerd {
+		c.version = v
+	}
+	return c
+}
+
+func containerdPackages(version string) []string {
+	module := containerdModule(version)
+	return []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2", module + "/cmd/ctr"}
+}
+
+func containerdModule(version string) string {
+	if strings.HasPrefix(version, "1.") {
+		return "github.com/containerd/containerd"
+	}
+	return "github.com/containerd/containerd/v2"
+}
+
+// modfile returns the name of the file that pins a component's sources.
+func (c component) modfile() string {
+	if c.version == "" {
+		return "go.mod"
+	}
+	return c.version + ".mod"
+}
+
 // artifact returns the cache entry of a component.
 func (b *builder) artifact(c component) (cache.Artifact, error) {
 	dir := b.source(c)
@@ -93,7 +112,8 @@ func (b *builder) artifact(c component) (cache.Artifact, error) {
 	if err != nil {
 		return cache.Artifact{}, err
 	}
-	inputs, err := cache.FileInputs(append(files, filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"))...)
+	pins := filepath.Join(dir, c.modfile())
+	inputs, err := cache.FileInputs(append(files, pins, strings.TrimSuffix(pins, ".mod")+".sum")...)
 	if err != nil {
 		return cache.Artifact{}, err
 	}
@@ -113,16 +133,9 @@ func (b *builder) build(ctx context.Context, c component) (string, error) {
 	}
 	return b.cache.Ensure(ctx, a, func(ctx context.Context, out string) error {
 		b.progress.step("compiling %s %s", c.name, c.version)
-		dir := b.source(c)
-		if c.version != "" {
-			var err error
-			if dir, err = b.otherKubernetes(ctx, c, filepath.Join(out, "module")); err != nil {
-				return err
-			}
-		}
-		args := []string{"build", "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + c.ldflags), "-gcflags", c.gcflags, "-o", out + "/"}
+		args := []string{"build", "-modfile", c.modfile(), "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + c.ldflags), "-gcflags", c.gcflags, "-o", out + "/"}
 		args = append(args, "-tags", strings.TrimSuffix(buildTag+","+c.tags, ","))
-		if err := run(ctx, dir, goEnv, "go", append(args, c.packages...)...); err != nil {
+		if err := run(ctx, b.source(c), goEnv, "go", append(args, c.packages...)...); err != nil {
 			return err
 		}
 		for link, program := range c.links {
@@ -140,51 +153,3 @@ const buildTag = "grpcnotrace"
 
 // goEnv keeps the user's settings for other work out of the build.
 var goEnv = []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}
-
-var stagingReplace = regexp.MustCompile(`(?m)^\s+(k8s\.io/[a-z0-9-]+) => \./staging/`)
-
-// otherKubernetes writes a module for another Kubernetes version than the
-// pinned one. The go.mod of k8s.io/kubernetes replaces its staging modules by
-// local paths that the module's zip lacks: each is replaced by the module that
-// was published from it.
-func (b *builder) otherKubernetes(ctx context.Context, c component, dir string) (string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	main, err := os.ReadFile(filepath.Join(b.source(c), "main.go"))
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), main, 0o644); err != nil {
-		return "", err
-	}
-	module := "k8s.io/kubernetes@v" + c.version
-	if err := run(ctx, dir, goEnv, "go", "mod", "download", module); err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, "go", "env", "GOMODCACHE")
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("go env GOMODCACHE: %w", err)
-	}
-	upstream, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), module, "go.mod"))
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte(kubeModule(c.version, upstream)), 0o644); err != nil {
-		return "", err
-	}
-	return dir, run(ctx, dir, goEnv, "go", "mod", "tidy")
-}
-
-// kubeModule returns a go.mod for the Kubernetes version, given the go.mod of
-// k8s.io/kubernetes of that version.
-func kubeModule(version string, upstream []byte) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "module kube\n\ngo 1.26.0\n\ntool %s\n\nrequire k8s.io/kubernetes v%s\n\nreplace (\n", kubeletPackage, version)
-	for _, m := range stagingReplace.FindAllSubmatch(upstream, -1) {
-		fmt.Fprintf(&s, "\t%s => %s v0.%s\n", m[1], m[1], strings.TrimPrefix(version, "1."))
-	}
-	s.WriteString(")\n")
-	return s.String()
-}

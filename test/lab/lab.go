@@ -37,6 +37,7 @@ const bootAttempts = 3
 // Options are the options of Up.
 type Options struct {
 	BuildOptions
+	NodeOptions
 
 	// Nodes is how many nodes to start, named node1, node2 and so on. Zero means
 	// one.
@@ -60,6 +61,8 @@ type Lab struct {
 	spawner  *proc.Spawner
 	cp       *ControlPlane
 
+	nodeOptions NodeOptions
+
 	processes proc.Table // the control plane's and the nodes' machines
 
 	mu    sync.Mutex // guards nodes and the record's file
@@ -70,6 +73,7 @@ type Lab struct {
 type record struct {
 	Network      network
 	Artifacts    *Artifacts
+	NodeOptions  NodeOptions
 	ControlPlane *controlPlaneRecord
 	NodeNumbers  []int
 	Processes    *proc.Table
@@ -101,6 +105,10 @@ func Up(ctx context.Context, opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
+	nodeOptions, err := opts.NodeOptions.withDefaults(b.opts.Containerd)
+	if err != nil {
+		return nil, err
+	}
 	if err := clearRemains(opts); err != nil {
 		return nil, err
 	}
@@ -108,7 +116,7 @@ func Up(ctx context.Context, opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{state: state, arts: arts, progress: b.progress}
+	l := &Lab{state: state, arts: arts, nodeOptions: nodeOptions, progress: b.progress}
 	if err := l.up(ctx, opts); err != nil {
 		return nil, errors.Join(fmt.Errorf("lab up: %w; logs are in %s", err, state), l.Down())
 	}
@@ -213,13 +221,36 @@ func Open(opts Options) (*Lab, error) {
 }
 
 // Ensure returns the lab that is up in the state directory of the options, and starts one where none is or only the
-// remains of one whose program was killed.
+// remains of one whose program was killed. One that is up with other versions or nodes than wanted is an error.
 func Ensure(ctx context.Context, opts Options) (*Lab, error) {
 	l, err := Open(opts)
 	if errors.Is(err, ErrNotUp) || err == nil && !l.alive() {
 		return Up(ctx, opts)
 	}
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	return l, l.fits(opts)
+}
+
+// fits returns an error if the lab has other versions or nodes than the options say.
+func (l *Lab) fits(opts Options) error {
+	b, err := newBuilder(opts.BuildOptions)
+	if err != nil {
+		return err
+	}
+	nodeOptions, err := opts.NodeOptions.withDefaults(b.opts.Containerd)
+	if err != nil {
+		return err
+	}
+	describe := func(kubernetes, containerd string, o NodeOptions) string {
+		return fmt.Sprintf("Kubernetes %s, containerd %s, CDI %q, PFs %d, CPUs %d", kubernetes, containerd, o.CDI, o.PFs, o.CPUs)
+	}
+	want := describe(b.opts.Kubernetes, b.opts.Containerd, nodeOptions)
+	if have := describe(l.arts.Kubernetes, l.arts.Node.Containerd, l.nodeOptions); have != want {
+		return fmt.Errorf("the lab that is up in %s has %s; wanted is %s: stop it first", l.state, have, want)
+	}
+	return nil
 }
 
 // load reads a lab's record, for what needs to start nothing.
@@ -240,7 +271,7 @@ func load(opts Options) (*Lab, error) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("record %s: %w", l.recordPath(), err)
 	}
-	l.network, l.arts = r.Network, r.Artifacts
+	l.network, l.arts, l.nodeOptions = r.Network, r.Artifacts, r.NodeOptions
 	for _, index := range r.NodeNumbers {
 		l.nodes = append(l.nodes, l.newNode(index))
 	}
@@ -257,7 +288,7 @@ func load(opts Options) (*Lab, error) {
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Network: l.network, Artifacts: l.arts, Processes: &l.processes}
+	r := record{Network: l.network, Artifacts: l.arts, NodeOptions: l.nodeOptions, Processes: &l.processes}
 	if l.cp != nil {
 		r.ControlPlane = l.cp.record()
 	}

@@ -5,6 +5,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,15 +49,14 @@ func (n *Node) startMachine(ctx context.Context) error {
 		return fmt.Errorf("node %s is on", n.Name())
 	}
 	arts := n.lab.arts.Node
-	// One processor only: with two, QEMU's emulation now and then loses a timer or aborts when a PCI device's memory is
-	// mapped while the other processor runs.
 	// Emulation takes a third less time without what a processor has to protect the kernel and without the larger
 	// registers, which are saved in every change of processes. Its string instructions are no faster than loops.
-	accel := []string{"-accel", "tcg", "-cpu", "max,la57=off,smap=off,smep=off,umip=off,pku=off,xsave=off,avx=off,erms=off,fsrm=off", "-smp", "1"}
+	args := []string{"-accel", "tcg", "-cpu", "max,la57=off,smap=off,smep=off,umip=off,pku=off,xsave=off,avx=off,erms=off,fsrm=off"}
+	cpus := cmp.Or(n.lab.nodeOptions.CPUs, 1)
 	if arts.kvmWorks(ctx) {
-		accel = []string{"-accel", "kvm", "-cpu", "host", "-smp", "2"}
+		args, cpus = []string{"-accel", "kvm", "-cpu", "host"}, cmp.Or(n.lab.nodeOptions.CPUs, 2)
 	}
-	args := append(accel,
+	args = append(args, "-smp", fmt.Sprint(cpus),
 		"-name", n.Name(), "-M", "q35,kernel-irqchip=split", "-m", fmt.Sprint(nodeMemory),
 		"-nodefaults", "-display", "none", "-serial", "file:"+n.ConsoleLog(),
 		"-kernel", arts.Kernel, "-initrd", arts.Initrd,
@@ -66,14 +66,19 @@ func (n *Node) startMachine(ctx context.Context) error {
 		"-device", "intel-iommu,intremap=on",
 		"-netdev", "tap,id=mgmt,ifname="+n.managementTap()+",script=no,downscript=no",
 		"-device", "virtio-net-pci,romfile=,netdev=mgmt,mac="+n.managementMAC(),
-		"-device", "pcie-root-port,id=port1,chassis=1,slot=1",
-		"-netdev", "tap,id=uplink,ifname="+n.UplinkTap()+",script=no,downscript=no",
-		"-device", "igb,bus=port1,netdev=uplink,mac="+n.UplinkMAC(),
 		"-virtfs", "local,path="+n.guestDir()+",mount_tag="+guest.ConfigTag+",security_model=none,multidevs=remap",
 		"-virtfs", "local,path="+n.lab.ShareDir()+",mount_tag="+guest.ShareTag+",security_model=none,readonly=on,multidevs=remap",
 		"-drive", "file="+n.diskPath()+",if=virtio,format=raw,cache=unsafe",
 		"-device", "virtio-rng-pci",
+		"-qmp", "unix:"+n.monitorSocket()+",abstract=on,server=on,wait=off",
 	)
+	for _, pf := range n.pfs() {
+		args = append(args,
+			"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%[2]d", pf.port(), pf.number),
+			"-netdev", "tap,id="+pf.netdev()+",ifname="+pf.tap+",script=no,downscript=no",
+			"-device", pf.nic().String(),
+		)
+	}
 	command, env := arts.qemu(args...)
 	p, err := n.lab.spawner.Start(proc.Command{
 		Name: n.Name(), Args: command, Env: env, Log: filepath.Join(n.dir(), "qemu.log"),

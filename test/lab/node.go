@@ -29,8 +29,12 @@ const (
 	Kubelet    = "kubelet"
 )
 
-// Uplink is the name of the SR-IOV PF on a node.
-const Uplink = "ens1f0"
+// Uplink is the name of the SR-IOV PF on a node, and Uplink2 that of the second
+// one, if there is one.
+const (
+	Uplink  = "ens1f0"
+	Uplink2 = "ens2f0"
+)
 
 // AdminKubeconfig is the path of the administrator's kubeconfig on a node.
 const AdminKubeconfig = "/etc/kubernetes/admin.kubeconfig"
@@ -66,9 +70,6 @@ func (n *Node) Name() string { return fmt.Sprintf("node%d", n.index) }
 
 // Address returns the node's address on the management network.
 func (n *Node) Address() string { return fmt.Sprintf("10.88.0.%d", 10+n.index) }
-
-// UplinkMAC returns the MAC address of the node's SR-IOV PF.
-func (n *Node) UplinkMAC() string { return fmt.Sprintf("52:54:00:00:01:%02x", n.index) }
 
 func (n *Node) managementMAC() string { return fmt.Sprintf("52:54:00:00:00:%02x", n.index) }
 func (n *Node) podCIDR() string       { return fmt.Sprintf("10.244.%d.0/24", n.index) }
@@ -286,16 +287,12 @@ func (n *Node) Destroy(ctx context.Context) error {
 	return errors.Join(
 		os.Remove(n.diskPath()),
 		n.lab.network.deleteTap(n.managementTap()),
-		n.lab.network.deleteTap(n.UplinkTap()),
+		n.deleteUplinkTaps(),
 		n.lab.save(),
 	)
 }
 
 func (n *Node) managementTap() string { return fmt.Sprintf("mgmt%d", n.index) }
-
-// UplinkTap returns the name of the link in the lab's namespace that the
-// node's PF is cabled to; it is a port of the uplinks' bridge.
-func (n *Node) UplinkTap() string { return fmt.Sprintf("uplink%d", n.index) }
 
 // prepare writes what the node needs to boot.
 func (n *Node) prepare(ctx context.Context) error {
@@ -306,7 +303,11 @@ func (n *Node) prepare(ctx context.Context) error {
 	if err := run(ctx, n.dir(), nil, "cp", "--sparse=always", "--reflink=auto", n.lab.arts.Node.Disk, n.diskPath()); err != nil {
 		return err
 	}
-	for tap, bridge := range map[string]string{n.managementTap(): managementBridge, n.UplinkTap(): uplinkBridge} {
+	bridges := map[string]string{n.managementTap(): managementBridge}
+	for _, pf := range n.pfs() {
+		bridges[pf.tap] = uplinkBridge
+	}
+	for tap, bridge := range bridges {
 		if err := n.lab.network.addTap(tap, bridge); err != nil {
 			return err
 		}
@@ -343,19 +344,22 @@ func (n *Node) files() (map[string][]byte, error) {
 		"kubelet.yaml":       []byte(kubeletConfig),
 		"kubelet.kubeconfig": kubelet,
 		"admin.kubeconfig":   admin,
-		"containerd.toml":    []byte(containerdConfig),
+		"containerd.toml":    []byte(containerdConfig(n.lab.arts.Node.Containerd, n.lab.nodeOptions.CDI)),
 		"ptp.conflist":       []byte(fmt.Sprintf(ptpConfig, n.podCIDR())),
 	}, nil
 }
 
 func (n *Node) config() guest.Config {
+	uplinks := map[string]string{}
+	for _, pf := range n.pfs() {
+		uplinks[pf.mac] = pf.name
+	}
 	return guest.Config{
 		Name:          n.Name(),
 		ManagementMAC: n.managementMAC(),
 		Address:       fmt.Sprintf("%s/%d", n.Address(), managementPrefix),
 		Gateway:       managementAddress,
-		UplinkMAC:     n.UplinkMAC(),
-		UplinkName:    Uplink,
+		Uplinks:       uplinks,
 		Files: map[string]string{
 			"kubelet.yaml":       "/etc/kubernetes/kubelet.yaml",
 			"kubelet.kubeconfig": "/etc/kubernetes/kubelet.kubeconfig",
@@ -389,18 +393,6 @@ failSwapOn: false
 registerWithTaints: []
 # A pod whose devices could not be prepared is tried again after this, and half as much more at most: a minute by default.
 syncFrequency: 10s
-`
-
-const containerdConfig = `version = 4
-root = "/var/lib/containerd"
-state = "/run/containerd"
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-  sandbox = '` + pauseImage + `'
-# Two seconds by default, which is little in emulation.
-[plugins.'io.containerd.nri.v1.nri']
-  plugin_request_timeout = '8s'
-[plugins.'io.containerd.nri.v1.nri'.default_validator]
-  enable = true
 `
 
 const ptpConfig = `{"cniVersion": "1.0.0", "name": "pod", "plugins": [{"type": "ptp", "ipam": {

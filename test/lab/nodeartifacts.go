@@ -27,6 +27,8 @@ type NodeArtifacts struct {
 	Disk   string // path of the image of a new node's disk
 	QEMU   string // root directory of QEMU and its libraries
 	Cache  string // directory of the cache
+
+	Containerd string // version
 }
 
 // nodePackages are the Debian packages in a node's root file system: what
@@ -93,7 +95,7 @@ func (b *builder) nodeArtifacts(ctx context.Context) (*NodeArtifacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &NodeArtifacts{Kernel: vmlinuz[0], Initrd: initrd, Disk: disk, QEMU: qemu, Cache: b.cache.Dir}, nil
+	return &NodeArtifacts{Kernel: vmlinuz[0], Initrd: initrd, Disk: disk, QEMU: qemu, Cache: b.cache.Dir, Containerd: b.opts.Containerd}, nil
 }
 
 // packages fetches packages of one archive.
@@ -209,7 +211,7 @@ func (b *builder) initrd(ctx context.Context, kernel, busybox string) (string, e
 // everything that runs on it.
 func (b *builder) disk(ctx context.Context, base, kernel, busybox string) (string, error) {
 	programs := map[string]string{}
-	for _, c := range []component{b.kube(), containerdComponent, cniComponent} {
+	for _, c := range []component{b.kube(), b.containerd(), cniComponent} {
 		dir, err := b.build(ctx, c)
 		if err != nil {
 			return "", err

@@ -43,7 +43,7 @@ func agent() error {
 		health:  guest.Health{BootID: strings.TrimSpace(string(bootID))},
 		daemons: newDaemons(filepath.Join(guest.ConfigDir, "log")),
 	}
-	go nameVFs()
+	go nameNICs(cfg.Uplinks)
 	go s.boot(cfg)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", s.getHealth)

@@ -137,8 +137,12 @@ func setupNetwork(cfg *guest.Config) error {
 	if err := handle.RouteAdd(&netlink.Route{LinkIndex: mgmt.Attrs().Index, Gw: net.ParseIP(cfg.Gateway)}); err != nil {
 		return fmt.Errorf("default route: %w", err)
 	}
-	_, err = nameLink(handle, cfg.UplinkMAC, cfg.UplinkName)
-	return err
+	for mac, name := range cfg.Uplinks {
+		if _, err := nameLink(handle, mac, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // nameLink names the link with the MAC address and brings it up.

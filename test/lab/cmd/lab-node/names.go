@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nameVFs gives new VFs the names that systemd's udev gives them, PF v NUMBER,
-// as it does: after the kernel's notice that the link is there.
-func nameVFs() {
+// nameNICs gives new VFs the names that systemd's udev gives them, PF v NUMBER,
+// as it does: after the kernel's notice that the link is there. PFs that are
+// plugged in get theirs, by MAC address, and are brought up as at boot.
+func nameNICs(pfs map[string]string) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
 		fmt.Println("lab: device events:", err)
@@ -38,7 +39,7 @@ func nameVFs() {
 			return
 		}
 		if link, ok := addedLink(buf[:n]); ok {
-			if err := nameVF("/sys", link); err != nil {
+			if err := nameNIC("/sys", link, pfs); err != nil {
 				fmt.Printf("lab: naming %s: %v\n", link, err)
 			}
 		}
@@ -56,16 +57,29 @@ func addedLink(event []byte) (string, bool) {
 	return fields["INTERFACE"], fields["ACTION"] == "add" && fields["SUBSYSTEM"] == "net" && fields["INTERFACE"] != ""
 }
 
-func nameVF(sysfs, link string) error {
-	name, err := vfName(sysfs, link)
-	if err != nil || name == "" || name == link {
-		return err
+func nameNIC(sysfs, link string, pfs map[string]string) error {
+	dir := filepath.Join(sysfs, "class", "net", link)
+	const byKernel = "1" // NET_NAME_ENUM of linux/netdevice.h
+	if assigned, err := os.ReadFile(filepath.Join(dir, "name_assign_type")); err != nil || strings.TrimSpace(string(assigned)) != byKernel {
+		return nil // gone, or somebody named it already
 	}
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
+	mac, err := os.ReadFile(filepath.Join(dir, "address"))
+	if err != nil {
+		return err
+	}
+	if m := strings.TrimSpace(string(mac)); pfs[m] != "" {
+		_, err := nameLink(handle, m, pfs[m])
+		return err
+	}
+	name, err := vfName(sysfs, link)
+	if err != nil || name == "" {
+		return err
+	}
 	l, err := handle.LinkByName(link)
 	if err != nil {
 		return err
@@ -73,15 +87,9 @@ func nameVF(sysfs, link string) error {
 	return handle.LinkSetName(l, name)
 }
 
-// vfName returns the name for a link, or nothing if it is no VF or somebody
-// named it already.
+// vfName returns the name for a link, or nothing if it is no VF.
 func vfName(sysfs, link string) (string, error) {
-	dir := filepath.Join(sysfs, "class", "net", link)
-	const byKernel = "1" // NET_NAME_ENUM of linux/netdevice.h
-	if assigned, err := os.ReadFile(filepath.Join(dir, "name_assign_type")); err != nil || strings.TrimSpace(string(assigned)) != byKernel {
-		return "", nil
-	}
-	vf, err := filepath.EvalSymlinks(filepath.Join(dir, "device"))
+	vf, err := filepath.EvalSymlinks(filepath.Join(sysfs, "class", "net", link, "device"))
 	if err != nil {
 		return "", nil
 	}

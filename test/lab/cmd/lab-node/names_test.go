@@ -37,7 +37,6 @@ func TestVFName(t *testing.T) {
 		net := filepath.Join(device, "net", link)
 		require.NoError(t, os.Symlink(device, filepath.Join(net, "device")))
 		require.NoError(t, os.Symlink(net, filepath.Join(sysfs, "class", "net", link)))
-		require.NoError(t, os.WriteFile(filepath.Join(net, "name_assign_type"), []byte("1\n"), 0o644))
 	}
 	name, err := vfName(sysfs, "eth0")
 	require.NoError(t, err)
@@ -46,9 +45,16 @@ func TestVFName(t *testing.T) {
 	name, err = vfName(sysfs, "ens1f0")
 	require.NoError(t, err)
 	require.Empty(t, name, "a PF is left alone")
+}
 
-	require.NoError(t, os.WriteFile(filepath.Join(vf, "net", "eth0", "name_assign_type"), []byte("4\n"), 0o644))
-	name, err = vfName(sysfs, "eth0")
-	require.NoError(t, err)
-	require.Empty(t, name, "one that somebody named is left alone")
+// A link that somebody named is left alone, whatever it is: nothing of it is looked at, so no error is made of what is missing.
+func TestNamedNIC(t *testing.T) {
+	sysfs := t.TempDir()
+	dir := filepath.Join(sysfs, "class", "net", "foo")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	assigned := filepath.Join(dir, "name_assign_type")
+	require.NoError(t, os.WriteFile(assigned, []byte("4\n"), 0o644))
+	require.NoError(t, nameNIC(sysfs, "foo", nil))
+	require.NoError(t, os.WriteFile(assigned, []byte("1\n"), 0o644))
+	require.Error(t, nameNIC(sysfs, "foo", nil))
 }

@@ -47,9 +47,10 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&opts.State, "state", "", "directory of the lab's data and logs (default: in the cache)")
 	flags.StringVar(&opts.Cache, "cache", "", "directory of what is built (default $"+lab.CacheEnv+", or .cache/lab in the repository)")
 	flags.StringVar(&opts.Kubernetes, "kubernetes", "", "Kubernetes version, such as 1.34.4 (default $"+lab.KubernetesEnv+", or "+lab.DefaultKubernetes+")")
+	flags.StringVar(&opts.Containerd, "containerd", "", "containerd version, such as 1.7.35 (default $"+lab.ContainerdEnv+", or "+lab.DefaultContainerd+")")
 	root.AddCommand(
 		buildCommand(&opts), binDirCommand(&opts), upCommand(&opts), downCommand(&opts), execCommand(&opts),
-		envCommand(&opts), logsCommand(&opts), statusCommand(&opts),
+		envCommand(&opts), logsCommand(&opts), statusCommand(&opts), versionsCommand(), pinCommand(),
 	)
 	return root
 }
@@ -82,8 +83,39 @@ func upCommand(opts *lab.Options) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
+	flags := cmd.Flags()
+	flags.IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
+	flags.IntVar(&opts.PFs, "pfs", 0, "SR-IOV NICs of a node, 1 or 2 (default $"+lab.PFsEnv+", or 1)")
+	flags.IntVar(&opts.CPUs, "cpus", 0, "processors of a node (default $"+lab.CPUsEnv+", or 1 in emulation and 2 with KVM)")
+	flags.StringVar(&opts.CDI, "cdi", "", "CDI on or off in containerd's configuration (default $"+lab.CDIEnv+", or as containerd has it)")
 	return cmd
+}
+
+func versionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "versions",
+		Short: "List the versions of Kubernetes and containerd that are pinned",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			kubernetes, containerd, err := lab.Versions()
+			if err != nil {
+				return err
+			}
+			fmt.Printf("kubernetes %s\ncontainerd %s\n", strings.Join(kubernetes, " "), strings.Join(containerd, " "))
+			return nil
+		},
+	}
+}
+
+func pinCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "pin kubernetes|containerd VERSION",
+		Short: "Pin one more version, in components/",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return lab.Pin(cmd.Context(), args[0], args[1])
+		},
+	}
 }
 
 func binDirCommand(opts *lab.Options) *cobra.Command {
@@ -163,7 +195,7 @@ func execCommand(opts *lab.Options) *cobra.Command {
 func envCommand(opts *lab.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "env",
-		Short: "Print shell commands that make kubectl use the cluster: eval $(lab env)",
+		Short: "Print shell commands that make kubectl and helm use the cluster: eval $(lab env)",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			l, err := lab.Open(*opts)

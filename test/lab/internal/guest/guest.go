@@ -40,8 +40,7 @@ type Config struct {
 	ManagementMAC string
 	Address       string // of the management NIC, with prefix length
 	Gateway       string
-	UplinkMAC     string
-	UplinkName    string // what the SR-IOV PF is called
+	Uplinks       map[string]string // the SR-IOV PFs' names by MAC address
 
 	// Files are put in place at each boot if they are missing, from files of the
 	// node's directory to paths in the node.
