@@ -27,7 +27,7 @@ IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 # The packages with unit tests.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/...
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/... ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
 	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
@@ -126,6 +126,12 @@ test-e2e: images $(HELM) $(LAB) ## Tests on emulated nodes with real Kubernetes,
 	cp $(IMAGES)/linux-amd64/* bin/
 	$(LAB) build
 	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 60m -parallel 2 ./test/e2e
+
+.PHONY: test-versions
+test-versions: IMAGE_ARCHS = amd64
+test-versions: images $(HELM) $(LAB) ## Attach and detach on each Kubernetes and containerd that the lab has, as a table; ONLY=containerd-1.7 for some. An hour; not part of make test.
+	cp $(IMAGES)/linux-amd64/* bin/
+	@$(GO) run ./test/versions --only "$(ONLY)"
 
 .PHONY: test-lab
 test-lab: $(LAB) ## Tests of the lab itself: reboots, power cuts, frames on the wire. Not part of make test.
