@@ -38,7 +38,7 @@ func TestLab(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
 	defer cancel()
-	opts := Options{BuildOptions: BuildOptions{Progress: testWriter{t}}, Nodes: 2, State: t.TempDir()}
+	opts := Options{BuildOptions: BuildOptions{Progress: testWriter{t}}, NodeOptions: NodeOptions{PFs: 2}, Nodes: 2, State: t.TempDir()}
 	l, err := Up(ctx, opts)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -63,12 +63,23 @@ func TestLab(t *testing.T) {
 	t.Run("daemons", func(t *testing.T) { testDaemons(t, node1) })
 	t.Run("pods", func(t *testing.T) { testPods(t, l) })
 	t.Run("VLANs of VFs", func(t *testing.T) { testVLANs(t, l, node1, node2) })
+	t.Run("second PF", func(t *testing.T) { testSecondPF(t, node1) })
+	t.Run("carrier", func(t *testing.T) { testCarrier(t, node1) })
+	t.Run("unplug", func(t *testing.T) { testUnplug(t, node1) })
 	t.Run("restarts", func(t *testing.T) { testRestarts(t, l, node1) })
 	t.Run("destroy", func(t *testing.T) {
 		require.NoError(t, node2.Destroy(ctx))
 		require.Nil(t, l.Node("node2"))
 		_, _, _, err := node2.Exec(ctx, "true")
 		require.Error(t, err)
+	})
+	t.Run("processors", func(t *testing.T) {
+		l.nodeOptions.CPUs = 2
+		node, err := l.AddNode(ctx)
+		require.NoError(t, err)
+		out, err := node.Run(ctx, "nproc")
+		require.NoError(t, err)
+		require.Equal(t, "2", out)
 	})
 }
 
@@ -260,6 +271,58 @@ func testVLANs(t *testing.T, l *Lab, nodes ...*Node) {
 	_, _, code, err := nodes[0].Exec(ctx, "ip netns exec vlan ping -c3 -W2 192.0.2.2")
 	require.NoError(t, err)
 	require.Equal(t, 1, code)
+}
+
+// makeVFs makes two VFs of a PF and returns when they have their names.
+func makeVFs(t *testing.T, n *Node, pf string) {
+	t.Helper()
+	_, err := n.Run(t.Context(), fmt.Sprintf(`set -e
+		echo 2 > /sys/class/net/%[1]s/device/sriov_numvfs
+		until ip link show %[1]sv0 && ip link show %[1]sv1; do sleep 0.1; done >/dev/null 2>&1`, pf))
+	require.NoError(t, err)
+}
+
+func testSecondPF(t *testing.T, n *Node) {
+	makeVFs(t, n, Uplink2)
+	out, err := n.Run(t.Context(), fmt.Sprintf(`cd /sys/class/net
+		cat %[1]s/device/sriov_totalvfs %[2]s/device/sriov_totalvfs
+		[ $(readlink -f %[2]s/device) = $(readlink -f %[2]sv1/device/physfn) ] && [ ! %[1]s/device -ef %[2]s/device ] && echo its own`,
+		Uplink, Uplink2))
+	require.NoError(t, err)
+	require.Equal(t, "7\n7\nits own", out)
+}
+
+func testCarrier(t *testing.T, n *Node) {
+	carrier := func(first, second string) {
+		t.Helper()
+		require.NoError(t, waitForOutput(t.Context(), n, fmt.Sprintf("[ $(cat /sys/class/net/%s/carrier)$(cat /sys/class/net/%s/carrier) = %s%s ]",
+			Uplink, Uplink2, first, second)))
+	}
+	carrier("1", "1")
+	require.NoError(t, n.SetCarrier(t.Context(), Uplink, false))
+	carrier("0", "1")
+	require.NoError(t, n.SetCarrier(t.Context(), Uplink2, false))
+	carrier("0", "0")
+	for _, pf := range []string{Uplink, Uplink2} {
+		require.NoError(t, n.SetCarrier(t.Context(), pf, true))
+	}
+	carrier("1", "1")
+}
+
+// testUnplug takes a PF with VFs out of its slot and puts it back: without VFs, under its name and up.
+func testUnplug(t *testing.T, n *Node) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	require.NoError(t, n.Unplug(ctx, Uplink2))
+	links, err := n.Run(ctx, "ip -o link")
+	require.NoError(t, err)
+	require.NotContains(t, links, Uplink2)
+	require.Contains(t, links, Uplink)
+	require.ErrorContains(t, n.Unplug(ctx, Uplink2), "DeviceNotFound")
+
+	require.NoError(t, n.Plug(ctx, Uplink2))
+	require.NoError(t, waitForOutput(ctx, n, fmt.Sprintf("ip link show up %[1]s | grep -q LOWER_UP && [ $(cat /sys/class/net/%[1]s/device/sriov_numvfs) = 0 ]", Uplink2)))
+	makeVFs(t, n, Uplink2)
 }
 
 func testRestarts(t *testing.T, l *Lab, n *Node) {

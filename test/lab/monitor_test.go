@@ -12,13 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// qemu plays QEMU's part on a monitor's connection: it says the greeting, and after each request the lines for it.
+// qemu plays QEMU's part on a monitor's connection: it says the greeting, after each request what is for it, and then
+// it hangs up.
 func qemu(t *testing.T, answers ...string) (conn net.Conn, requests chan string) {
 	t.Helper()
 	conn, far := net.Pipe()
 	t.Cleanup(func() { far.Close() })
 	requests = make(chan string, len(answers))
 	go func() {
+		defer far.Close()
 		_, _ = far.Write([]byte(`{"QMP": {"version": {}, "capabilities": []}}`))
 		lines := bufio.NewScanner(far)
 		for _, answer := range answers {
@@ -66,7 +68,7 @@ func TestMonitorWaitsForDeletion(t *testing.T) {
 }
 
 func TestMonitorEndsWithContext(t *testing.T) {
-	conn, requests := qemu(t, `{"return": {}}`, `{"return": {}}`)
+	conn, requests := qemu(t, `{"return": {}}`, `{"return": {}}`, "there is no third request")
 	ctx, cancel := context.WithCancel(t.Context())
 	m, err := newMonitor(ctx, "node1", conn)
 	require.NoError(t, err)
