@@ -69,7 +69,8 @@ func combinations(kubernetes, containerd []string) []combination {
 // result is what became of a combination's tests.
 type result struct {
 	combination
-	failed  map[string]string // why, by test; "" is what kept them from running
+	tests   []string
+	failed  map[string]string // why, by test
 	passed  int
 	took    time.Duration
 	logPath string
@@ -77,17 +78,18 @@ type result struct {
 
 func main() {
 	only := flag.String("only", "", "run combinations alone whose name contains this, such as containerd-1.7")
+	tests := flag.String("tests", strings.Join(attachAndDetach, ","), "end-to-end tests to run")
 	dir := flag.String("dir", filepath.Join("_out", "versions"), "directory of the logs and the clusters' data")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	if err := run(ctx, *dir, *only); err != nil {
+	if err := run(ctx, *dir, *only, strings.Split(*tests, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "versions:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, dir, only string) error {
+func run(ctx context.Context, dir, only string, tests []string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
@@ -103,7 +105,7 @@ func run(ctx context.Context, dir, only string) error {
 	var results []result
 	for _, c := range chosen {
 		fmt.Fprintln(os.Stderr, c)
-		r, err := c.test(ctx, filepath.Join(dir, c.String()))
+		r, err := c.test(ctx, filepath.Join(dir, c.String()), tests)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
@@ -120,21 +122,21 @@ func run(ctx context.Context, dir, only string) error {
 }
 
 // test builds the versions and runs the tests on them.
-func (c combination) test(ctx context.Context, dir string) (result, error) {
+func (c combination) test(ctx context.Context, dir string, tests []string) (result, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return result{}, err
 	}
 	if _, err := lab.Build(ctx, lab.BuildOptions{Kubernetes: c.kubernetes, Containerd: c.containerd, Progress: os.Stderr}); err != nil {
 		return result{}, err
 	}
-	r := result{combination: c, logPath: filepath.Join(dir, "test.log")}
+	r := result{combination: c, tests: tests, logPath: filepath.Join(dir, "test.log")}
 	log, err := os.Create(r.logPath)
 	if err != nil {
 		return r, err
 	}
 	defer log.Close()
 	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-json", "-timeout=40m", "-parallel=2",
-		"-run=^("+strings.Join(attachAndDetach, "|")+")$", "./test/e2e")
+		"-run=^("+strings.Join(tests, "|")+")$", "./test/e2e")
 	// go test does not end what it has started. The cluster ends with the tests' program.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
@@ -184,7 +186,7 @@ func (r *result) read(events io.Reader, words io.Writer) {
 			r.failed[test] = why(output[test])
 		}
 	}
-	for _, test := range attachAndDetach {
+	for _, test := range r.tests {
 		if !done[test] {
 			r.failed[test] = "did not end: " + why(append(output[""], output[test]...))
 		}
@@ -219,16 +221,16 @@ func writeTable(w io.Writer, results []result) {
 			cdi = "default"
 		}
 		var failed []string
-		for _, test := range attachAndDetach {
+		for _, test := range r.tests {
 			if _, ok := r.failed[test]; ok {
 				failed = append(failed, test)
 			}
 		}
-		fmt.Fprintf(w, "| %s | %s | %s | %d of %d | %s | %s |\n", r.kubernetes, r.containerd, cdi, r.passed, len(attachAndDetach),
+		fmt.Fprintf(w, "| %s | %s | %s | %d of %d | %s | %s |\n", r.kubernetes, r.containerd, cdi, r.passed, len(r.tests),
 			strings.Join(failed, ", "), r.took)
 	}
 	for _, r := range results {
-		for _, test := range attachAndDetach {
+		for _, test := range r.tests {
 			if reason, ok := r.failed[test]; ok {
 				fmt.Fprintf(w, "\n%s: %s: %s\n(%s)\n", r, test, reason, r.logPath)
 			}

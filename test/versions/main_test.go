@@ -67,7 +67,7 @@ func TestRead(t *testing.T) {
 		event("skip", "TestSandboxAgain", "") +
 		event("output", "", "panic: test timed out\n") +
 		"not JSON\n"
-	var r result
+	r := result{tests: attachAndDetach}
 	var words strings.Builder
 	r.read(strings.NewReader(events), &words)
 	require.Equal(t, 1, r.passed)
@@ -88,7 +88,7 @@ func TestAllPassed(t *testing.T) {
 	for _, test := range attachAndDetach {
 		events.WriteString(event("pass", test, ""))
 	}
-	var r result
+	r := result{tests: attachAndDetach}
 	r.read(strings.NewReader(events.String()), io.Discard)
 	require.Empty(t, r.failed)
 	require.Equal(t, len(attachAndDetach), r.passed)
@@ -97,9 +97,9 @@ func TestAllPassed(t *testing.T) {
 func TestWriteTable(t *testing.T) {
 	var s strings.Builder
 	writeTable(&s, []result{
-		{combination: combination{kubernetes: "1.34.4", containerd: "2.4.2"}, passed: 8, took: 90 * time.Second},
+		{combination: combination{kubernetes: "1.34.4", containerd: "2.4.2"}, tests: attachAndDetach, passed: 8, took: 90 * time.Second},
 		{
-			combination: combination{kubernetes: "1.37.2", containerd: "2.1.9", cdi: "off"}, passed: 7, took: time.Minute,
+			combination: combination{kubernetes: "1.37.2", containerd: "2.1.9", cdi: "off"}, tests: attachAndDetach, passed: 7, took: time.Minute,
 			failed: map[string]string{"TestAltNames": "Not equal"}, logPath: "there/test.log",
 		},
 	})
