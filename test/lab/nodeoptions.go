@@ -31,7 +31,7 @@ const (
 type NodeOptions struct {
 	// CDI is on or off: whether containerd is told to have, or not to have, the
 	// Container Device Interface. By default it is told neither: containerd 1.7
-	// has it off then, later ones on. After 2.1 it cannot be off.
+	// has it off then, later ones on. 2.4 cannot have it off.
 	CDI string
 
 	// PFs is how many SR-IOV NICs a node has, 1 or 2. By default 1.
@@ -58,7 +58,7 @@ func (o NodeOptions) withDefaults(containerd string) (NodeOptions, error) {
 	case o.CDI != "" && o.CDI != "on" && o.CDI != "off":
 		return o, fmt.Errorf("CDI %q: want on or off", o.CDI)
 	case o.CDI == "off" && !cdiHasSwitch(containerd):
-		return o, fmt.Errorf("CDI off: containerd %s always has it on; the last that can have it off is 2.1", containerd)
+		return o, fmt.Errorf("CDI off: containerd %s always has it on; 2.1 and older can have it off", containerd)
 	case o.PFs < 1 || o.PFs > maxPFs:
 		return o, fmt.Errorf("%d PFs of a node: want 1 to %d", o.PFs, maxPFs)
 	case o.CPUs < 0 || o.CPUs > maxCPUs:
@@ -82,7 +82,7 @@ func numberOf(value int, env string, defaultValue int) (int, error) {
 }
 
 // cdiHasSwitch reports whether this containerd's configuration can turn CDI
-// off.
+// off: that of 2.1 can, that of 2.4 cannot, and none between is pinned.
 func cdiHasSwitch(containerd string) bool { return semver.Compare("v"+containerd, "v2.2.0-0") < 0 }
 
 // containerdConfig returns the configuration of a containerd. NRI is on, which

@@ -81,7 +81,7 @@ func Pin(ctx context.Context, product, version string) error {
 	if err != nil {
 		return err
 	}
-	if !semver.IsValid("v" + version) {
+	if semver.Canonical("v"+version) != "v"+version {
 		return fmt.Errorf("version %q: want one such as %s", version, DefaultKubernetes)
 	}
 	var p pins
@@ -103,11 +103,14 @@ func Pin(ctx context.Context, product, version string) error {
 	if version == p.defaultVersion {
 		return fmt.Errorf("%s %s is the default version, which go.mod pins", p.product, version)
 	}
-	file := version + ".mod"
-	if err := os.WriteFile(filepath.Join(p.dir(root), file), []byte(text), 0o644); err != nil {
+	path := filepath.Join(p.dir(root), version+".mod")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		return err
 	}
-	return run(ctx, p.dir(root), goEnv, "go", "mod", "tidy", "-modfile", file)
+	if err := run(ctx, p.dir(root), goEnv, "go", "mod", "tidy", "-modfile", filepath.Base(path)); err != nil {
+		return errors.Join(err, os.Remove(path)) // nothing that is half made counts as a version
+	}
+	return nil
 }
 
 // upstreamModule returns the go.mod of a module's version.

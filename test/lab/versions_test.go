@@ -98,6 +98,7 @@ func TestVersionOfEnvironment(t *testing.T) {
 func TestPinRefuses(t *testing.T) {
 	for _, c := range []struct{ product, version, want string }{
 		{"kubernetes", "v1.34.4", `version "v1.34.4"`},
+		{"containerd", "2.4", `version "2.4"`},
 		{"runc", "1.2.3", `product "runc"`},
 		{"containerd", DefaultContainerd, "default version"},
 	} {
