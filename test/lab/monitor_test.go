@@ -22,12 +22,13 @@ func qemu(t *testing.T, answers ...string) (conn net.Conn, requests chan string)
 	go func() {
 		defer far.Close()
 		_, _ = far.Write([]byte(`{"QMP": {"version": {}, "capabilities": []}}`))
-		lines := bufio.NewScanner(far)
+		lines := bufio.NewReader(far)
 		for _, answer := range answers {
-			if !lines.Scan() {
+			request, err := lines.ReadString('\n')
+			if err != nil {
 				return
 			}
-			requests <- lines.Text()
+			requests <- request
 			_, _ = far.Write([]byte(answer))
 		}
 	}()

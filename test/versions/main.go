@@ -186,6 +186,9 @@ func (r *result) read(events io.Reader, words io.Writer) {
 			r.failed[test] = why(output[test])
 		}
 	}
+	if err := lines.Err(); err != nil {
+		output[""] = append(output[""], "reading what go test says: "+err.Error())
+	}
 	for _, test := range r.tests {
 		if !done[test] {
 			r.failed[test] = "did not end: " + why(append(output[""], output[test]...))
