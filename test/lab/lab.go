@@ -453,6 +453,7 @@ func nodeReady(ctx context.Context, client kubernetes.Interface, name string) (b
 // Status writes a line for each process and node.
 func (l *Lab) Status(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "network namespace %s, state %s\n", l.network.Namespace, l.state)
+	fmt.Fprintf(w, "Kubernetes %s, containerd %s\n", l.arts.Kubernetes, l.arts.Node.Containerd)
 	for _, name := range []string{Etcd, APIServer, ControllerManager, Scheduler} {
 		fmt.Fprintf(w, "%-24s %s\n", name, processState(l.processes.Get(name)))
 	}
