@@ -78,7 +78,11 @@ func (b *builder) kube() component {
 // containerd returns the runtime of the wanted version.
 func (b *builder) containerd() component {
 	v := b.opts.Containerd
-	c := component{name: "containerd", packages: containerdPackages(v), tags: "no_btrfs,no_devmapper,no_zfs,no_aufs"}
+	c := component{
+		name: "containerd", packages: containerdPackages(v), tags: "no_btrfs,no_devmapper,no_zfs,no_aufs",
+		// As releases have it: NRI plugins conclude from it which NRI an older containerd has.
+		ldflags: "-X " + containerdModule(v) + "/version.Version=v" + v,
+	}
 	if v != DefaultContainerd {
 		c.version = v
 	}
