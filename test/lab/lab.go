@@ -28,8 +28,13 @@ import (
 // takes 20 to 40 seconds in software emulation on two idle cores, minutes on busy ones.
 const nodeReadyTimeout = 10 * time.Minute
 
-// bootTimeout is how long a node may take to boot until it counts as hung.
-const bootTimeout = 100 * time.Second
+// A machine that boots for longer than bootTimeout, or that is silent for longer
+// than bootSilence meanwhile, counts as hung: its console says nothing and its
+// agent does not answer. On a busy machine a boot takes minutes.
+const (
+	bootTimeout = 5 * time.Minute
+	bootSilence = 100 * time.Second
+)
 
 // bootAttempts is how often a new node is switched on.
 const bootAttempts = 3
@@ -391,17 +396,20 @@ func (l *Lab) createNode(ctx context.Context, index int) (*Node, error) {
 }
 
 // waitFirstBoot returns when the node has booted. A machine that hangs or ends meanwhile, which happens under software
-// emulation, is switched off and on again.
+// emulation, is switched off and on again. It gets a new disk: on the old one are files half written.
 func (n *Node) waitFirstBoot(ctx context.Context) error {
 	for attempt := 1; ; attempt++ {
 		booting, cancel := context.WithTimeout(ctx, bootTimeout)
-		err := n.WaitBooted(booting, "")
+		err := n.waitBooted(booting, "", bootSilence)
 		cancel()
 		if err == nil || attempt == bootAttempts || ctx.Err() != nil {
 			return err
 		}
 		n.lab.progress.step("%s: switched off and on again: %v", n.Name(), err)
 		if err := n.PowerOff(); err != nil {
+			return err
+		}
+		if err := n.makeDisk(ctx); err != nil {
 			return err
 		}
 		if err := n.startMachine(ctx); err != nil {

@@ -230,8 +230,21 @@ func (n *Node) BootID(ctx context.Context) (string, error) {
 func (n *Node) WaitBooted(ctx context.Context, otherThan string) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeReadyTimeout)
 	defer cancel()
+	return n.waitBooted(ctx, otherThan, nodeReadyTimeout)
+}
+
+// waitBooted is WaitBooted that gives up when the machine is silent for too
+// long.
+func (n *Node) waitBooted(ctx context.Context, otherThan string, silence time.Duration) error {
+	said, heard := int64(0), time.Now()
 	for {
 		h, err := n.agent.health(ctx)
+		if info, statErr := os.Stat(n.ConsoleLog()); err == nil || statErr == nil && info.Size() != said {
+			heard = time.Now()
+			if statErr == nil {
+				said = info.Size()
+			}
+		}
 		switch {
 		case err == nil && h.Error != "":
 			return fmt.Errorf("node %s cannot boot: %s", n.Name(), h.Error)
@@ -239,6 +252,8 @@ func (n *Node) WaitBooted(ctx context.Context, otherThan string) error {
 			return nil
 		case !n.lab.processes.Alive(n.Name()):
 			return fmt.Errorf("node %s: its machine ended; console: %s", n.Name(), tail(n.ConsoleLog()))
+		case err != nil && time.Since(heard) > silence:
+			return fmt.Errorf("node %s has said nothing for %v: %w; console: %s", n.Name(), silence, err, tail(n.ConsoleLog()))
 		}
 		if wait(ctx, 100*time.Millisecond) != nil {
 			return fmt.Errorf("node %s did not boot: %w; console: %s", n.Name(), errors.Join(err, ctx.Err()), tail(n.ConsoleLog()))
@@ -299,8 +314,7 @@ func (n *Node) prepare(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(n.guestDir(), "log"), 0o755); err != nil {
 		return err
 	}
-	// Sparse, so that it takes no longer than its content.
-	if err := run(ctx, n.dir(), nil, "cp", "--sparse=always", "--reflink=auto", n.lab.arts.Node.Disk, n.diskPath()); err != nil {
+	if err := n.makeDisk(ctx); err != nil {
 		return err
 	}
 	bridges := map[string]string{n.managementTap(): managementBridge}
@@ -322,6 +336,12 @@ func (n *Node) prepare(ctx context.Context) error {
 		}
 	}
 	return n.lab.network.routeTo(n.podCIDR(), n.Address())
+}
+
+// makeDisk gives the node the disk of a new one.
+func (n *Node) makeDisk(ctx context.Context) error {
+	// Sparse, so that it takes no longer than its content.
+	return run(ctx, n.dir(), nil, "cp", "--sparse=always", "--reflink=auto", n.lab.arts.Node.Disk, n.diskPath())
 }
 
 // files returns the node's configuration files.
