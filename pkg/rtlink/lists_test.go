@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
 )
 
@@ -125,6 +126,27 @@ func TestLibraryAfterClose(t *testing.T) {
 	c.Close()
 	_, err := c.Addrs(0)
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+// A socket in the own namespace needs no right to enter one: an agent without it still sees the host.
+func TestOwnNamespaceWithoutRights(t *testing.T) {
+	testenv.Privileged(t)
+	require.NoError(t, osthread.Run(func() error {
+		var caps [2]unix.CapUserData // all capabilities of this thread go
+		if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0]); err != nil {
+			return err
+		}
+		c, err := DialPath(slog.New(slog.DiscardHandler), "")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.List()
+		if err == nil {
+			_, err = c.Addrs(0)
+		}
+		return err
+	}))
 }
 
 func TestSubscribe(t *testing.T) {

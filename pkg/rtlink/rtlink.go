@@ -52,26 +52,18 @@ type Conn struct {
 
 // Dial opens a socket in the namespace, which may be closed afterwards. Each request is logged at debug level.
 func Dial(log *slog.Logger, ns *netnamespace.Namespace) (*Conn, error) {
-	socket, err := nl.GetNetlinkSocketAt(netns.NsHandle(ns.FD), netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open an rtnetlink socket in %s: %w", ns.Path, err)
-	}
-	// Without extended acknowledgements errors only say less, so that a kernel that refuses them is no problem.
-	_ = socket.SetExtAck(true)
 	own, err := unix.FcntlInt(uintptr(ns.FD), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		socket.Close()
 		return nil, fmt.Errorf("keep %s open: %w", ns.Path, err)
 	}
-	return &Conn{
-		log: log.With("netns", ns.Path), netns: ns.Path, socket: &nl.SocketHandle{Socket: socket}, ns: netns.NsHandle(own),
-	}, nil
+	return dialIn(log, ns.Path, netns.NsHandle(own))
 }
 
-// DialPath is [Dial] for the namespace that a path leads to, which is the calling thread's for an empty one.
+// DialPath is [Dial] for the namespace that a path leads to. An empty path is the calling thread's, where a socket needs
+// no right to enter namespaces.
 func DialPath(log *slog.Logger, path string) (*Conn, error) {
 	if path == "" {
-		path = "/proc/thread-self/ns/net"
+		return dialIn(log, "the own network namespace", netns.None())
 	}
 	ns, err := netnamespace.Open(path)
 	if err != nil {
@@ -81,6 +73,20 @@ func DialPath(log *slog.Logger, path string) (*Conn, error) {
 	return Dial(log, ns)
 }
 
+// dialIn takes over the namespace, which is none for the calling thread's.
+func dialIn(log *slog.Logger, name string, ns netns.NsHandle) (*Conn, error) {
+	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		if ns.IsOpen() {
+			_ = ns.Close()
+		}
+		return nil, fmt.Errorf("open an rtnetlink socket in %s: %w", name, err)
+	}
+	// Without extended acknowledgements errors only say less, so that a kernel that refuses them is no problem.
+	_ = socket.SetExtAck(true)
+	return &Conn{log: log.With("netns", name), netns: name, socket: &nl.SocketHandle{Socket: socket}, ns: ns}, nil
+}
+
 // Close closes the socket.
 func (c *Conn) Close() {
 	c.once.Do(func() { c.handleErr = net.ErrClosed })
@@ -88,7 +94,9 @@ func (c *Conn) Close() {
 		c.handle.Close()
 	}
 	c.socket.Close()
-	_ = c.ns.Close()
+	if c.ns.IsOpen() {
+		_ = c.ns.Close()
+	}
 }
 
 // library returns the netlink library's handle for the namespace.
