@@ -92,7 +92,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.kubelet = dra.New(dra.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Claims: preparer,
-		Metrics: d.draMetrics,
+		Runtime: d.nri, Metrics: d.draMetrics,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,
 			RetryInterval: time.Duration(spec.DraRegistrationRetryInterval) * time.Second,

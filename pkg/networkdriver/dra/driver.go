@@ -52,6 +52,7 @@ type Params struct {
 	Config      Config
 	Client      kubernetes.Interface
 	Claims      Claims
+	Runtime     Runtime
 	DB          *statedb.DB
 	Devices     statedb.Table[*tables.DRADevice]
 	Allocations statedb.Table[*tables.DRAAllocation]
@@ -65,6 +66,7 @@ type Driver struct {
 	config    Config
 	client    kubernetes.Interface
 	claims    Claims
+	runtime   Runtime
 	state     *tracker
 	metrics   *Metrics
 	publisher *publisher
@@ -80,7 +82,7 @@ func New(p Params) *Driver {
 		failing: map[string]error{}, dropped: map[string]error{},
 	}
 	return &Driver{
-		log: p.Logger, config: p.Config, client: p.Client, claims: p.Claims, state: state, metrics: p.Metrics,
+		log: p.Logger, config: p.Config, client: p.Client, claims: p.Claims, runtime: p.Runtime, state: state, metrics: p.Metrics,
 		writer: writer,
 		publisher: &publisher{
 			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -187,7 +188,7 @@ func TestClaimsInParallel(t *testing.T) {
 		}
 		<-release
 		return claims.Result{}, nil
-	}})
+	}}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 3 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -223,7 +224,7 @@ func TestAwaitingTakesNoSlot(t *testing.T) {
 	p := newKubeletPlugin(nil, fakeClaims{
 		await:     func(context.Context, *resourceapi.ResourceClaim) { waiting.Add(1); <-freed },
 		unprepare: func(context.Context, kubetypes.UID) error { close(freed); return nil },
-	})
+	}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 2 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -238,4 +239,26 @@ func TestAwaitingTakesNoSlot(t *testing.T) {
 	_, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "holder"}})
 	require.NoError(t, err)
 	assert.Len(t, <-done, len(cs))
+}
+
+// A pod whose claim is prepared starts, and with the runtime away nobody would move its devices into it.
+func TestPrepareNeedsTheRuntime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const reason = "NRI socket /run/nri.sock does not exist: enable NRI in the container runtime"
+		p := newKubeletPlugin(nil, fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
+			t.Error("prepared without the runtime")
+			return claims.Result{}, nil
+		}}, fakeRuntime{away: reason})
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "uid"}}
+		start := time.Now()
+		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+		require.NoError(t, err)
+		require.ErrorContains(t, results["uid"].Err, "prepare claim default/c: ")
+		require.ErrorContains(t, results["uid"].Err, reason)
+		require.Equal(t, runtimePatience, time.Since(start))
+
+		unprepared, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "uid"}})
+		require.NoError(t, err)
+		require.NoError(t, unprepared["uid"], "devices come back without the runtime")
+	})
 }

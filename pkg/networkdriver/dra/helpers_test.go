@@ -87,6 +87,17 @@ func (f fakeClaims) Unprepare(ctx context.Context, claim kubetypes.UID) error {
 	return f.unprepare(ctx, claim)
 }
 
+// fakeRuntime is a container runtime that is connected unless it is away.
+type fakeRuntime struct{ away string }
+
+func (r fakeRuntime) WaitConnected(ctx context.Context) error {
+	if r.away == "" {
+		return nil
+	}
+	<-ctx.Done()
+	return fmt.Errorf("%s: %w", r.away, ctx.Err())
+}
+
 // fixture is a driver with its tables, a kubelet directory and an apiserver.
 type fixture struct {
 	*Driver
@@ -126,7 +137,7 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 		change(&config)
 	}
 	f.Driver = New(Params{
-		Logger: log, Config: config, Client: f.client, Claims: claims,
+		Logger: log, Config: config, Client: f.client, Claims: claims, Runtime: fakeRuntime{},
 		DB: f.db, Devices: devices, Allocations: f.allocations, Metrics: NewMetrics(),
 	})
 	return f

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -19,6 +20,10 @@ import (
 // maxClaims is how many claims are worked on at once. Each is a few netlink and apiserver requests.
 const maxClaims = 8
 
+// runtimePatience is how long Prepare waits for the container runtime: longer than that takes to restart, and with the
+// wait for a device's former holder still within the 45 seconds that kubelet gives a call.
+const runtimePatience = 30 * time.Second
+
 // Claims prepares claims and takes them back. Calls for different claims run at the same time.
 type Claims interface {
 	// AwaitDevices waits, not for long, until nobody else holds the claim's devices.
@@ -29,10 +34,18 @@ type Claims interface {
 	Unprepare(ctx context.Context, claim kubetypes.UID) error
 }
 
+// Runtime is the container runtime, which tells of the pods that prepared devices are moved into.
+type Runtime interface {
+	// WaitConnected returns when the runtime is connected. If the context ends before, the error says why it is not, and
+	// what to do.
+	WaitConnected(ctx context.Context) error
+}
+
 // kubeletPlugin answers kubelet's calls.
 type kubeletPlugin struct {
-	log    *slog.Logger
-	claims Claims
+	log     *slog.Logger
+	claims  Claims
+	runtime Runtime
 	// slots has room for the claims that are worked on.
 	slots chan struct{}
 	// failed takes the error of a gRPC server that ended by itself.
@@ -41,8 +54,8 @@ type kubeletPlugin struct {
 
 var _ kubeletplugin.DRAPlugin = &kubeletPlugin{}
 
-func newKubeletPlugin(log *slog.Logger, claims Claims) *kubeletPlugin {
-	return &kubeletPlugin{log: log, claims: claims, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1)}
+func newKubeletPlugin(log *slog.Logger, claims Claims, runtime Runtime) *kubeletPlugin {
+	return &kubeletPlugin{log: log, claims: claims, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1)}
 }
 
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
@@ -59,36 +72,56 @@ func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourc
 		return kubeletplugin.PrepareResult{Devices: devices}
 	}
 	// This wait takes no slot: what it waits for may be an Unprepare that needs one.
-	await := func(claim *resourceapi.ResourceClaim) { p.claims.AwaitDevices(ctx, claim) }
+	await := func(claim *resourceapi.ResourceClaim) error {
+		if err := p.awaitRuntime(ctx); err != nil {
+			return fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		}
+		p.claims.AwaitDevices(ctx, claim)
+		return nil
+	}
 	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, await, prepare,
 		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} }), nil
+}
+
+// awaitRuntime waits, not for long, for the runtime: kubelet starts the pod once its claims are prepared, and with the
+// runtime away nobody would move the devices into it.
+func (p *kubeletPlugin) awaitRuntime(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, runtimePatience)
+	defer cancel()
+	if err := p.runtime.WaitConnected(ctx); err != nil {
+		return fmt.Errorf("without the container runtime the pod would start without its devices: %w", err)
+	}
+	return nil
 }
 
 // UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubeletplugin.NamespacedObject) (map[kubetypes.UID]error, error) {
 	return each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
-		func(kubeletplugin.NamespacedObject) {},
+		func(kubeletplugin.NamespacedObject) error { return nil },
 		func(c kubeletplugin.NamespacedObject) error { return p.claims.Unprepare(ctx, c.UID) },
 		func(err error) error { return err }), nil
 }
 
 // each awaits what the work on each claim needs and then does it, for as many claims at once as there are slots. A claim
-// that gets no slot before the context ends has the result of refuse.
+// that waits in vain, or gets no slot before the context ends, has the result of refuse.
 func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C) kubetypes.UID,
-	await func(C), work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
+	await func(C) error, work func(C) R, refuse func(error) R) map[kubetypes.UID]R {
 	var wg sync.WaitGroup
 	var mu sync.Mutex // guards results
 	results := make(map[kubetypes.UID]R, len(cs))
 	for _, c := range cs {
 		wg.Go(func() {
 			var result R
-			await(c)
-			select {
-			case slots <- struct{}{}:
-				result = work(c)
-				<-slots
-			case <-ctx.Done():
-				result = refuse(fmt.Errorf("waiting for other claims: %w", ctx.Err()))
+			if err := await(c); err != nil {
+				result = refuse(err)
+			} else {
+				select {
+				case slots <- struct{}{}:
+					result = work(c)
+					<-slots
+				case <-ctx.Done():
+					result = refuse(fmt.Errorf("waiting for other claims: %w", ctx.Err()))
+				}
 			}
 			mu.Lock()
 			results[uid(c)] = result

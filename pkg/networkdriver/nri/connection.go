@@ -26,7 +26,8 @@ const (
 	DefaultIndex = "10"
 
 	minBackoff = 100 * time.Millisecond
-	maxBackoff = 5 * time.Second
+	// maxBackoff is short, since pods are without their devices until the runtime is back.
+	maxBackoff = 500 * time.Millisecond
 	// registrationLimit is how long the runtime may take from the connection to the first request.
 	registrationLimit = 10 * time.Second
 )

@@ -9,9 +9,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
@@ -20,6 +23,8 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cilium/networkdriver/internal/testenv"
 )
 
 // testRuntime is the runtime's side of NRI, as containerd and CRI-O use it. It closes no connection by itself, since
@@ -251,4 +256,27 @@ func TestHookTimeoutFollowsRuntime(t *testing.T) {
 	t.Cleanup(startRuntime(t, socket).kill)
 	require.NoError(t, startPlugin(t, f, socket).WaitConnected(t.Context()))
 	require.Equal(t, 6*time.Second, f.hooks.hookTimeout())
+}
+
+// A runtime that was away for long is connected to at once, and that it is away is said once.
+func TestReconnectWithinHalfASecond(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		log := &testenv.LogBuffer{}
+		p := NewPlugin(socket, DefaultIndex, f.hooks, f.metrics, slog.New(slog.NewTextHandler(log, nil)))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.Run(ctx) }()
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log)
+
+		require.NoError(t, os.WriteFile(socket, nil, 0o600))
+		time.Sleep(500 * time.Millisecond)
+		synctest.Wait()
+		status, _ := p.Status()
+		require.Contains(t, status.Reason, "nothing listens")
+		cancel()
+		require.NoError(t, <-done)
+	})
 }
