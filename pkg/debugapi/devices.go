@@ -24,7 +24,7 @@ type Device struct {
 	// Interface is the name in the pod while the device is attached, else the name on the host.
 	Interface string `json:"interface,omitempty"`
 	VLAN      int    `json:"vlan,omitempty"`
-	// State is Free, Prepared, Attached, Releasing, Failed, Missing (prepared, but its manager does not see it) or NotOffered.
+	// State is Free, Prepared, Attached, Moved, Releasing, Failed, Missing (prepared, but its manager does not see it) or NotOffered.
 	State string `json:"state"`
 	// Reason says why, for Failed and NotOffered.
 	Reason string `json:"reason,omitempty"`

@@ -4,6 +4,7 @@
 package nic
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -141,6 +142,32 @@ func (p *Place) deviceDir(id Identity) string {
 		return ""
 	}
 	return filepath.Join(p.sysfs, "bus", id.Bus, "devices", id.Device)
+}
+
+// Elsewhere says whether a NIC that is not in this namespace has a link in another one, and why it has none if not. The
+// error is the context's.
+func (p *Place) Elsewhere(ctx context.Context, id Identity) (found bool, why string, err error) {
+	if id.Physical() {
+		why := p.linkless(id)
+		return why == "", why, nil
+	}
+	for ns := range netnamespace.Reachable(ctx, p.NS.ID) {
+		if has, err := p.has(ns, id); err == nil && has {
+			return true, "", nil
+		}
+	}
+	return false, "it ended with the network namespace that it was in, or was deleted there", ctx.Err()
+}
+
+// has says whether the NIC's link is in the namespace.
+func (p *Place) has(ns *netnamespace.Namespace, id Identity) (bool, error) {
+	conn, err := rtlink.Dial(p.log, ns)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	link, err := (&Place{Conn: conn, NS: ns, log: p.log}).Find(id, nil)
+	return link != nil, err
 }
 
 // linkless says why the NIC's device has no link in any namespace, empty if it may have one. The directory net of a

@@ -191,7 +191,7 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 			continue
 		default:
 			// The table does not know of an attachment, which does not mean that there is none.
-			if _, found, err := r.world.Find(ctx, s.NetNS, row.PreparedDevice); err != nil || !found {
+			if seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice); err != nil || seen.Place != podnet.InPod {
 				continue
 			}
 		}

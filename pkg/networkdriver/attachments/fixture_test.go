@@ -164,13 +164,21 @@ func (w *fakeWorld) Detach(_ context.Context, _ string, dev types.Device) error 
 	return nil
 }
 
-func (w *fakeWorld) Find(_ context.Context, netns string, dev types.Device) (*types.Attachment, bool, error) {
+func (w *fakeWorld) Where(_ context.Context, netns string, dev types.Device) (podnet.Sighting, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if at, ok := w.place[dev.Link()]; !ok || at != netns {
-		return nil, false, w.fail["find "+dev.IfName()]
+	at, ok := w.place[dev.Link()]
+	switch {
+	case w.fail["where "+dev.IfName()] != nil:
+		return podnet.Sighting{}, w.fail["where "+dev.IfName()]
+	case !ok:
+		return podnet.Sighting{Why: "the device has no driver"}, nil
+	case at == netns:
+		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{IfName: "found0", IfIndex: 2}}, nil
+	case at == "":
+		return podnet.Sighting{Place: podnet.OnHost}, nil
 	}
-	return &types.Attachment{IfName: "found0", IfIndex: 2}, true, nil
+	return podnet.Sighting{Place: podnet.Elsewhere}, nil
 }
 
 func (w *fakeWorld) CheckNetNS(netns string) error {

@@ -280,7 +280,7 @@ func TestSynchronizeRecordsWhatFails(t *testing.T) {
 	f := newFixture(t)
 	a := f.prepare("pod", "a", 1)
 	pod := newSandbox("pod", "s1")
-	for _, call := range []string{"attach a", "find a"} {
+	for _, call := range []string{"attach a", "where a"} {
 		f.world.fail[call] = errors.New("no")
 		f.Synchronize(t.Context(), []Sandbox{pod})
 		require.Contains(t, f.row("a").Error, "no")

@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 const (
@@ -24,8 +26,8 @@ const (
 )
 
 // Synchronize makes the table and the kernel agree with the sandboxes that the runtime has, and makes up for the
-// events that came while the driver was away: what is inside a sandbox is noted, what should be is attached, what is
-// left in a sandbox that is gone is brought home. Prepared devices whose pod has no sandbox yet stay as they are. What
+// events that came while the driver was away: what is inside a sandbox, or was moved on by its pod, is noted, what should be
+// inside is attached, what is left in a sandbox that is gone is brought home. Prepared devices whose pod has no sandbox yet stay as they are. What
 // fails is logged and stands in the rows.
 func (r *Room) Synchronize(ctx context.Context, sandboxes []Sandbox) {
 	pods := map[kubetypes.UID][]Sandbox{}
@@ -70,12 +72,12 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 	)
 	for _, row := range rows {
 		m := begin(row)
-		inside, err := r.locate(ctx, m, sandboxes)
+		inPlace, err := r.locate(ctx, m, sandboxes)
 		switch {
 		case err != nil:
 			m.err = err
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", describe(row), err))
-		case inside:
+		case inPlace:
 		default:
 			if row.Attachment == nil {
 				missing = append(missing, row)
@@ -99,28 +101,60 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 	return r.attachRows(ctx, missing, target)
 }
 
-// locate looks for the row's device in the pod's sandboxes and notes where it is.
-func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inside bool, err error) {
+// locate looks for the row's device, notes where it is and says whether that is its place: in one of the sandboxes, or
+// where the pod has moved it from there. One that is lost is an error.
+func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlace bool, err error) {
+	dev := m.now.PreparedDevice
+	var seen podnet.Sighting
+	looked := false
 	for _, s := range sandboxes {
-		if s.NetNS == "" {
+		switch {
+		case s.NetNS == "":
 			continue
-		}
-		if m.now.PreparedDevice.Link().IsZero() {
+		case dev.Link().IsZero():
 			if attachedTo(m.row, s.ID) {
 				return true, nil
 			}
 			continue
 		}
-		found, ok, err := r.world.Find(ctx, s.NetNS, m.now.PreparedDevice)
-		if err != nil {
-			return false, fmt.Errorf("look for the link in %s: %w", s.NetNS, err)
+		if seen, err = r.world.Where(ctx, s.NetNS, dev); err != nil {
+			return false, err
 		}
-		if ok {
-			m.now.Attachment = s.holds(found)
+		if seen.Place == podnet.InPod {
+			m.now.Attachment = s.holds(seen.Attachment)
 			return true, nil
 		}
+		looked = true
+	}
+	switch {
+	case seen.Place == podnet.Elsewhere:
+		if i := slices.IndexFunc(sandboxes, func(s Sandbox) bool { return s.handsOn(m.row) }); i >= 0 {
+			m.now.Attachment = sandboxes[i].handedOn(m.row)
+			return true, nil
+		}
+	case looked && seen.Place == podnet.Gone && dev.Link().Physical():
+		m.now.Attachment = nil
+		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
 	return false, nil
+}
+
+// handsOn says whether a link that is in a third namespace was moved there from this sandbox, by the pod. It is the sandbox
+// that had the link, or, where an agent that was started again does not know that, one with containers: the link would be
+// on the host if it had never been in it.
+func (s Sandbox) handsOn(row *tables.DRAAllocation) bool {
+	return s.NetNS != "" && (attachedTo(row, s.ID) || row.Attachment == nil && s.Populated)
+}
+
+// handedOn is the attachment of such a link.
+func (s Sandbox) handedOn(row *tables.DRAAllocation) *types.Attachment {
+	a := &types.Attachment{}
+	if row.Attachment != nil {
+		a = row.Attachment
+	}
+	a = s.holds(a)
+	a.Moved = true
+	return a
 }
 
 // lateTarget is the sandbox that the pod's devices belong into: the one with containers, or the only one. When it is

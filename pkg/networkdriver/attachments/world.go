@@ -9,6 +9,7 @@ import (
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -40,8 +41,8 @@ type World interface {
 	// Detach brings the link home, from the namespace or from wherever the kernel left it. A link that is at home is no
 	// error, neither is an empty path or a namespace that is gone.
 	Detach(ctx context.Context, netns string, dev types.Device) error
-	// Find looks for the link inside the namespace.
-	Find(ctx context.Context, netns string, dev types.Device) (*types.Attachment, bool, error)
+	// Where looks for the link, inside the namespace first.
+	Where(ctx context.Context, netns string, dev types.Device) (podnet.Sighting, error)
 	// CheckNetNS says why the network namespace of a sandbox, which may be empty, is none to attach to.
 	CheckNetNS(netns string) error
 

@@ -25,6 +25,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -111,8 +112,8 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 func (h *host) Attach(context.Context, string, types.Device, string) (*types.Attachment, error) {
 	return nil, errors.New("not expected")
 }
-func (h *host) Find(context.Context, string, types.Device) (*types.Attachment, bool, error) {
-	return nil, false, errors.New("not expected")
+func (h *host) Where(context.Context, string, types.Device) (podnet.Sighting, error) {
+	return podnet.Sighting{}, errors.New("not expected")
 }
 func (h *host) CheckNetNS(string) error { return errors.New("not expected") }
 func (h *host) Validate(dev types.Device, config types.DeviceConfig) error {

@@ -93,6 +93,11 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 		Reason: row.State(),
 	}
 	switch a := row.Attachment; {
+	case a != nil && a.Moved:
+		s.Ready = metav1.ConditionTrue
+		s.Message = "the pod has moved the interface into a network namespace of its own"
+		s.IfName = a.IfName
+		s.MAC = a.MAC
 	case a != nil && a.IfName != "":
 		s.Ready = metav1.ConditionTrue
 		s.Message = fmt.Sprintf("interface %s is in the pod", a.IfName)

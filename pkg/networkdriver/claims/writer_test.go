@@ -121,7 +121,12 @@ func TestStatusOf(t *testing.T) {
 		require.Nil(t, entries[0].NetworkData)
 	}
 
-	s := status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
+	s := status(func(r *tables.DRAAllocation) { r.Attachment = &types.Attachment{SandboxID: "sandbox", Moved: true} })
+	require.Equal(t, metav1.ConditionTrue, s.Ready)
+	require.Equal(t, "Moved", s.Reason)
+	require.Equal(t, "the pod has moved the interface into a network namespace of its own", s.Message)
+
+	s = status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
 	require.Equal(t, metav1.ConditionFalse, s.Ready)
 	require.Equal(t, "Failed", s.Reason)
 	require.Equal(t, "attach: name ? taken", s.Message)

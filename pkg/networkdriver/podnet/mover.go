@@ -293,29 +293,70 @@ func (m *Mover) restore(host *nic.Place, link netlink.Link, to home) error {
 	return nil
 }
 
-// Find says whether the device's link is in the network namespace at netnsPath, and how it is attached there. A
-// namespace that is gone holds nothing and is no error.
-func (m *Mover) Find(ctx context.Context, netnsPath string, dev types.Device) (*types.Attachment, bool, error) {
-	att, err := m.lookIn(ctx, netnsPath, dev)
-	if err != nil {
-		return nil, false, fmt.Errorf("look for device %s in %s: %w", dev.IfName(), netnsPath, err)
-	}
-	return att, att != nil, nil
+// Place says where a device's link is.
+type Place int
+
+const (
+	// Gone: nowhere. A virtual link has ended; a PCI device was removed, or has no driver that makes a link.
+	Gone Place = iota
+	// InPod: in the pod's network namespace.
+	InPod
+	// OnHost: in the host's.
+	OnHost
+	// Elsewhere: in a third one, such as one that the pod has made.
+	Elsewhere
+)
+
+// Sighting is where a device's link was seen.
+type Sighting struct {
+	Place Place
+	// Attachment says how it is attached, if it is in the pod.
+	Attachment *types.Attachment
+	// Why says what has become of one that is gone.
+	Why string
 }
 
-func (m *Mover) lookIn(ctx context.Context, netnsPath string, dev types.Device) (*types.Attachment, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if dev.Link().IsZero() || netnsPath == "" {
-		return nil, nil
-	}
-	host, err := netnamespace.Open(m.cfg.HostNetNS)
+// Where looks for the device's link in the network namespace at netnsPath, on the host and elsewhere, and changes nothing.
+// A namespace that is gone, or has no path, holds nothing and is no error.
+func (m *Mover) Where(ctx context.Context, netnsPath string, dev types.Device) (Sighting, error) {
+	seen, err := m.where(ctx, netnsPath, dev)
 	if err != nil {
-		return nil, err
+		return Sighting{}, fmt.Errorf("look for device %s in %s: %w", dev.IfName(), netnsPath, err)
+	}
+	return seen, nil
+}
+
+func (m *Mover) where(ctx context.Context, netnsPath string, dev types.Device) (Sighting, error) {
+	if err := ctx.Err(); err != nil {
+		return Sighting{}, err
+	}
+	if dev.Link().IsZero() {
+		return Sighting{Why: "the device has no link"}, nil
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return Sighting{}, err
 	}
 	defer host.Close()
-	pod, err := m.openPod(netnsPath, host.ID)
+	if att, err := m.lookIn(host, netnsPath, dev); err != nil || att != nil {
+		return Sighting{Place: InPod, Attachment: att}, err
+	}
+	if link, err := host.Find(dev.Link(), nil); err != nil || link != nil {
+		return Sighting{Place: OnHost}, err
+	}
+	elsewhere, why, err := host.Elsewhere(ctx, dev.Link())
+	if elsewhere {
+		return Sighting{Place: Elsewhere}, nil
+	}
+	return Sighting{Why: why}, err
+}
+
+// lookIn returns how the device is attached in the namespace, nil if it is not.
+func (m *Mover) lookIn(host *nic.Place, netnsPath string, dev types.Device) (*types.Attachment, error) {
+	if netnsPath == "" {
+		return nil, nil
+	}
+	pod, err := m.openPod(netnsPath, host.NS.ID)
 	if errors.Is(err, netnamespace.ErrNone) {
 		return nil, nil
 	} else if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -94,7 +95,7 @@ func TestAttachRefusesTheHostsNamespace(t *testing.T) {
 		_, err := f.Attach(f.ctx, path, dev, "net1")
 		require.ErrorIs(t, err, ErrHostNamespace)
 		require.ErrorContains(t, err, "attach device v0")
-		_, _, err = f.Find(f.ctx, path, dev)
+		_, err = f.Where(f.ctx, path, dev)
 		require.ErrorIs(t, err, ErrHostNamespace)
 	}
 	f.host.requireHome(dev)
@@ -111,9 +112,9 @@ func TestAttachRefusesWhatIsNoNamespace(t *testing.T) {
 	for _, path := range []string{"", "/nonexistent", file, fifo, "/proc/self/ns/mnt"} {
 		_, err := f.Attach(f.ctx, path, dev, "net1")
 		require.ErrorContains(t, err, "is not a network namespace", "path %q", path)
-		_, found, err := f.Find(f.ctx, path, dev)
+		seen, err := f.Where(f.ctx, path, dev)
 		require.NoError(t, err)
-		require.False(t, found)
+		require.Equal(t, OnHost, seen.Place)
 	}
 	f.host.requireHome(dev)
 }
@@ -229,20 +230,19 @@ func TestIndexTakenInThePod(t *testing.T) {
 	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
 	require.NoError(t, err)
 	require.NotEqual(t, dev.id.Index, att.IfIndex)
-	found, ok, err := f.Find(f.ctx, f.pod.path, dev)
+	seen, err := f.Where(f.ctx, f.pod.path, dev)
 	require.NoError(t, err)
-	require.True(t, ok)
-	require.Equal(t, att, found)
+	require.Equal(t, Sighting{Place: InPod, Attachment: att}, seen)
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 	f.host.requireHome(dev)
 }
 
-func TestFind(t *testing.T) {
+func TestWhere(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	_, found, err := f.Find(f.ctx, f.pod.path, dev)
+	seen, err := f.Where(f.ctx, f.pod.path, dev)
 	require.NoError(t, err)
-	require.False(t, found)
+	require.Equal(t, OnHost, seen.Place)
 
 	want, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
 	require.NoError(t, err)
@@ -253,16 +253,60 @@ func TestFind(t *testing.T) {
 		require.NoError(t, f.pod.AddrAdd(f.pod.link("net1"), addr))
 		want.IPs = append(want.IPs, s)
 	}
-	att, found, err := f.Find(f.ctx, f.pod.path, dev)
+	seen, err = f.Where(f.ctx, f.pod.path, dev)
 	require.NoError(t, err)
-	require.True(t, found)
-	require.Equal(t, want, att)
+	require.Equal(t, Sighting{Place: InPod, Attachment: want}, seen)
 
 	// Addresses do not come home, and are not there for the next pod.
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
-	att, err = f.Attach(f.ctx, f.pod.path, dev, "net1")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
 	require.NoError(t, err)
 	require.Empty(t, att.IPs)
+	f.requests.changes()
+
+	// A pod makes a namespace of its own, as one that routes does.
+	nested := newNS(t)
+	into, err := netns.GetFromPath(nested.path)
+	require.NoError(t, err)
+	defer into.Close()
+	require.NoError(t, unix.Unmount(nested.path, unix.MNT_DETACH), "held by a descriptor, as one that has lost its name")
+	require.NoError(t, f.pod.LinkSetNsFd(f.pod.link("net1"), int(into)))
+	for _, path := range []string{f.pod.path, ""} {
+		seen, err = f.Where(f.ctx, path, dev)
+		require.NoError(t, err)
+		require.Equal(t, Sighting{Place: Elsewhere}, seen)
+	}
+	require.Equal(t, []string{"net1"}, nested.names())
+	require.Empty(t, f.requests.changes())
+
+	require.NoError(t, nested.LinkDel(nested.link("net1")))
+	seen, err = f.Where(f.ctx, f.pod.path, dev)
+	require.NoError(t, err)
+	require.Equal(t, Gone, seen.Place)
+	require.Contains(t, seen.Why, "was deleted")
+}
+
+// Of a PCI device sysfs tells whether it has a link at all: the directory net is there, and empty, while that is in a
+// namespace which this sysfs does not show.
+func TestWherePCIDeviceIs(t *testing.T) {
+	f := setup(t)
+	const addr = "0000:03:00.1"
+	dev := device{name: "vf", id: nic.PCI(addr)}
+	dir := filepath.Join(f.cfg.Sysfs, "bus/pci/devices", addr)
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "net"), 0o755))
+	where := func() Sighting {
+		t.Helper()
+		seen, err := f.Where(f.ctx, f.pod.path, dev)
+		require.NoError(t, err)
+		return seen
+	}
+	require.Equal(t, Sighting{Place: Elsewhere}, where())
+	require.NoError(t, os.Remove(filepath.Join(dir, "net")))
+	require.Equal(t, Sighting{Why: "the device has no driver"}, where())
+	require.NoError(t, os.Symlink("../../drivers/vfio-pci", filepath.Join(dir, "driver")))
+	require.Contains(t, where().Why, "bound to vfio-pci")
+	require.NoError(t, os.RemoveAll(dir))
+	require.Contains(t, where().Why, "not on the pci bus any more")
 }
 
 func TestNoDescriptorIsLeftOpen(t *testing.T) {
@@ -278,7 +322,7 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 		require.Error(t, err)
 		_, err = f.Attach(f.ctx, "/proc/self/ns/mnt", blocked, "net1")
 		require.Error(t, err)
-		_, _, err = f.Find(f.ctx, f.pod.path, dev)
+		_, err = f.Where(f.ctx, f.pod.path, dev)
 		require.NoError(t, err)
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 		require.NoError(t, f.Repair(f.ctx))

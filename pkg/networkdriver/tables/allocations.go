@@ -49,13 +49,16 @@ type DRAAllocation struct {
 	Releasing bool `json:",omitempty"`
 }
 
-// State is the row's state in a word: Prepared, Attached, Releasing or Failed.
+// State is the row's state in a word: Prepared, Attached, Moved (by the pod, into a network namespace of its own), Releasing
+// or Failed.
 func (a *DRAAllocation) State() string {
 	switch {
 	case a.Error != "":
 		return "Failed"
 	case a.Releasing:
 		return "Releasing"
+	case a.Attachment != nil && a.Attachment.Moved:
+		return "Moved"
 	case a.Attachment != nil:
 		return "Attached"
 	default:

@@ -15,6 +15,9 @@ type Attachment struct {
 	IfIndex int `json:"ifIndex"`
 	// MAC is the hardware address in colon notation.
 	MAC string `json:"mac,omitempty"`
+	// Moved is true for an interface that the pod has moved into a network namespace of its own. Name, index and addresses
+	// are those it had before, and empty if that is not known.
+	Moved bool `json:"moved,omitempty"`
 	// IPs are addresses with prefix length, such as 192.0.2.4/24.
 	IPs []string `json:"ips,omitempty"`
 }
