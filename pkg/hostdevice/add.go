@@ -63,7 +63,7 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 		return nil, errorf(types.ErrTryAgainLater, "NIC %s became another one while it was waited for", key)
 	}
 	if !c.conf.allowNodeNetwork {
-		if err := refuseNodeNetwork(host, link); err != nil {
+		if err := refuseNodeNetwork(host, link, c.node); err != nil {
 			return nil, err
 		}
 	}

@@ -163,7 +163,7 @@ func TestRestOfTheConfigurationIsPassedOn(t *testing.T) {
 	bin := t.TempDir()
 	// A sub-plugin that shows what it gets.
 	require.NoError(t, os.WriteFile(filepath.Join(bin, subPlugin), []byte("#!/bin/sh\ncat > "+bin+"/stdin\necho '{\"code\": 102, \"msg\": \"seen\"}'\nexit 1\n"), 0o755))
-	conf := strings.Replace(b.single(routeFields(1, 19)), "{", `{"mtu": 18446744073709551616, "dns": {"nameservers": ["192.0.2.53"]}, "runtimeConfig": {"mac": "02:00:00:00:00:01", "x": 1.50}, "allowNodeNetwork": false, "logFile": "`+b.stateDir+`/x.log", `, 1)
+	conf := strings.Replace(b.single(routeFields(1, 19)), "{", `{"mtu": 18446744073709551616, "dns": {"nameservers": ["192.0.2.53"]}, "runtimeConfig": {"mac": "02:00:00:00:00:01", "x": 1.50}, "allowNodeNetwork": false, "stateDir": "`+b.stateDir+`", `, 1)
 	before := b.host.snapshot()
 	call := b.call("ADD", conf)
 	call.path = bin
@@ -270,38 +270,37 @@ func TestAddRefuses(t *testing.T) {
 		code  uint
 		msg   []string
 	}{
-		"offset beyond 64 bits":  {conf: b.single(`"nexthopNetAddrOffset": -9223372036854775809, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "-9223372036854775809"}},
-		"fractional offset":      {conf: b.single(`"nexthopNetAddrOffset": 1.5, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "1.5"}},
-		"offset as text":         {conf: b.single(`"nexthopNetAddrOffset": "1", "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "integer"}},
-		"length too large":       {conf: b.single(`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": 33`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen", "33", "0 to 32"}},
-		"negative length":        {conf: b.single(`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": -1`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen", "-1"}},
-		"length as text":         {conf: b.single(`"routeDstPrefixLen": "19"`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen"}},
-		"misspelt field":         {conf: b.single(`"NextHopNetAddrOffset": 1, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"NextHopNetAddrOffset", "nexthopNetAddrOffset"}},
-		"no NIC chosen":          {conf: without(b.single()), code: types.ErrInvalidNetworkConfig, msg: []string{"deviceID", "hwaddr", "kernelpath"}},
-		"empty device":           {conf: strings.Replace(b.single(), `"eth1"`, `""`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"chooses no NIC"}},
-		"device as number":       {conf: strings.Replace(b.single(), `"eth1"`, `1`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"device", "string"}},
-		"deviceID as number":     {conf: b.single(`"deviceID": 3`), code: types.ErrInvalidNetworkConfig, msg: []string{"deviceID"}},
-		"runtimeConfig as text":  {conf: b.single(`"runtimeConfig": "x"`), code: types.ErrInvalidNetworkConfig, msg: []string{"runtimeConfig"}},
-		"unknown PCI address":    {conf: without(b.single(`"pciBusID": "ffff:ff:1f.7"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"pciBusID", "ffff:ff:1f.7"}},
-		"path as PCI address":    {conf: without(b.single(`"pciBusID": "../../../devices"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"pciBusID"}},
-		"kernelpath elsewhere":   {conf: without(b.single(`"kernelpath": "/sys/devices/../class/net/eth1"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"kernelpath", "/sys/devices"}},
-		"bad hwaddr":             {conf: without(b.single(`"hwaddr": "zz"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"hwaddr"}},
-		"hwaddr of two NICs":     {conf: without(b.single(`"hwaddr": "` + mac + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"several NICs", "eth1", "eth2", "device"}},
-		"two NICs chosen":        {conf: b.single(`"hwaddr": "` + b.host.mustLink("eth3").Attrs().HardwareAddr.String() + `"`), code: types.ErrInvalidNetworkConfig, msg: []string{"hwaddr", "same NIC"}},
-		"missing NIC":            {conf: strings.Replace(b.single(), `"eth1"`, `"eth9"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"eth9", "no such NIC"}},
-		"name that is no text":   {conf: without(b.single(`"hwaddr": "` + b.host.mustLink("e\xff").Attrs().HardwareAddr.String() + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{`NIC "e\xff" could not be brought home`, "UTF-8"}},
-		"loopback":               {conf: strings.Replace(b.single(), `"eth1"`, `"lo"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"loopback"}},
-		"ipam as text":           {conf: b.single(`"ipam": "static"`), code: types.ErrInvalidNetworkConfig, msg: []string{"ipam"}},
-		"relative state folder":  {conf: b.single(`"stateDir": "state"`), code: types.ErrInvalidNetworkConfig, msg: []string{"stateDir"}},
-		"log file anywhere":      {conf: b.single(`"logFile": "/etc/cron.d/x"`), code: types.ErrInvalidNetworkConfig, msg: []string{"logFile", ".log"}},
-		"log level":              {conf: b.single(`"logLevel": "loud"`), code: types.ErrInvalidNetworkConfig, msg: []string{"logLevel", "warn"}},
-		"missing namespace":      {conf: b.single(), netns: "/run/netns/none", code: types.ErrInvalidNetNS, msg: []string{"/run/netns/none"}},
-		"namespace of the host":  {conf: b.single(), netns: b.host.path, code: types.ErrInvalidNetNS, msg: []string{"host's own"}},
-		"no namespace":           {conf: b.single(), netns: b.stateDir, code: types.ErrInvalidNetNS},
-		"name taken":             {conf: b.single(), name: "taken", code: types.ErrInvalidEnvironmentVariables, msg: []string{"taken"}},
-		"no object":              {conf: `[]`, code: types.ErrDecodingFailure},
-		"old version":            {conf: strings.Replace(b.single(), "1.1.0", "0.2.0", 1), code: types.ErrIncompatibleCNIVersion},
-		"state folder is a file": {conf: b.single(`"stateDir": "/dev/null"`), code: types.ErrIOFailure, msg: []string{"/dev/null"}},
+		"offset beyond 64 bits": {conf: b.single(`"nexthopNetAddrOffset": -9223372036854775809, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "-9223372036854775809"}},
+		"fractional offset":     {conf: b.single(`"nexthopNetAddrOffset": 1.5, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "1.5"}},
+		"offset as text":        {conf: b.single(`"nexthopNetAddrOffset": "1", "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"nexthopNetAddrOffset", "integer"}},
+		"length too large":      {conf: b.single(`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": 33`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen", "33", "0 to 32"}},
+		"negative length":       {conf: b.single(`"nexthopNetAddrOffset": 1, "routeDstPrefixLen": -1`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen", "-1"}},
+		"length as text":        {conf: b.single(`"routeDstPrefixLen": "19"`), code: types.ErrInvalidNetworkConfig, msg: []string{"routeDstPrefixLen"}},
+		"misspelt field":        {conf: b.single(`"NextHopNetAddrOffset": 1, "routeDstPrefixLen": 19`), code: types.ErrInvalidNetworkConfig, msg: []string{"NextHopNetAddrOffset", "nexthopNetAddrOffset"}},
+		"no NIC chosen":         {conf: without(b.single()), code: types.ErrInvalidNetworkConfig, msg: []string{"deviceID", "hwaddr", "kernelpath"}},
+		"empty device":          {conf: strings.Replace(b.single(), `"eth1"`, `""`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"chooses no NIC"}},
+		"device as number":      {conf: strings.Replace(b.single(), `"eth1"`, `1`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"device", "string"}},
+		"deviceID as number":    {conf: b.single(`"deviceID": 3`), code: types.ErrInvalidNetworkConfig, msg: []string{"deviceID"}},
+		"runtimeConfig as text": {conf: b.single(`"runtimeConfig": "x"`), code: types.ErrInvalidNetworkConfig, msg: []string{"runtimeConfig"}},
+		"unknown PCI address":   {conf: without(b.single(`"pciBusID": "ffff:ff:1f.7"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"pciBusID", "ffff:ff:1f.7"}},
+		"path as PCI address":   {conf: without(b.single(`"pciBusID": "../../../devices"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"pciBusID"}},
+		"kernelpath elsewhere":  {conf: without(b.single(`"kernelpath": "/sys/devices/../class/net/eth1"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"kernelpath", "/sys/devices"}},
+		"bad hwaddr":            {conf: without(b.single(`"hwaddr": "zz"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"hwaddr"}},
+		"hwaddr of two NICs":    {conf: without(b.single(`"hwaddr": "` + mac + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{"several NICs", "eth1", "eth2", "device"}},
+		"two NICs chosen":       {conf: b.single(`"hwaddr": "` + b.host.mustLink("eth3").Attrs().HardwareAddr.String() + `"`), code: types.ErrInvalidNetworkConfig, msg: []string{"hwaddr", "same NIC"}},
+		"missing NIC":           {conf: strings.Replace(b.single(), `"eth1"`, `"eth9"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"eth9", "no such NIC"}},
+		"name that is no text":  {conf: without(b.single(`"hwaddr": "` + b.host.mustLink("e\xff").Attrs().HardwareAddr.String() + `"`)), code: types.ErrInvalidNetworkConfig, msg: []string{`NIC "e\xff" could not be brought home`, "UTF-8"}},
+		"loopback":              {conf: strings.Replace(b.single(), `"eth1"`, `"lo"`, 1), code: types.ErrInvalidNetworkConfig, msg: []string{"loopback"}},
+		"ipam as text":          {conf: b.single(`"ipam": "static"`), code: types.ErrInvalidNetworkConfig, msg: []string{"ipam"}},
+		"another state folder":  {conf: b.single(`"stateDir": "/srv/cni"`), code: types.ErrInvalidNetworkConfig, msg: []string{"stateDir", b.stateDir, "node.json"}},
+		"log file anywhere":     {conf: b.single(`"logFile": "/etc/cron.d/x"`), code: types.ErrInvalidNetworkConfig, msg: []string{"logFile", ".log"}},
+		"log level":             {conf: b.single(`"logLevel": "loud"`), code: types.ErrInvalidNetworkConfig, msg: []string{"logLevel", "warn"}},
+		"missing namespace":     {conf: b.single(), netns: "/run/netns/none", code: types.ErrInvalidNetNS, msg: []string{"/run/netns/none"}},
+		"namespace of the host": {conf: b.single(), netns: b.host.path, code: types.ErrInvalidNetNS, msg: []string{"host's own"}},
+		"no namespace":          {conf: b.single(), netns: b.stateDir, code: types.ErrInvalidNetNS},
+		"name taken":            {conf: b.single(), name: "taken", code: types.ErrInvalidEnvironmentVariables, msg: []string{"taken"}},
+		"no object":             {conf: `[]`, code: types.ErrDecodingFailure},
+		"old version":           {conf: strings.Replace(b.single(), "1.1.0", "0.2.0", 1), code: types.ErrIncompatibleCNIVersion},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := b.in(t)
@@ -330,10 +329,10 @@ func TestNodesOwnNetwork(t *testing.T) {
 	b := newBed(t)
 	b.host.address(nicName, "10.1.2.130/25")
 	index := b.host.mustLink(nicName).Attrs().Index
-	refused := func(reason string) {
+	refused := func(reason string, fields ...string) {
 		t.Helper()
 		before := b.host.snapshot()
-		_, _, failure := b.run(b.call("ADD", b.single()))
+		_, _, failure := b.run(b.call("ADD", b.single(fields...)))
 		require.NotNil(t, failure)
 		require.Equal(t, int(types.ErrInvalidNetworkConfig), int(failure.Code))
 		require.Contains(t, failure.Msg, reason)
@@ -359,7 +358,11 @@ func TestNodesOwnNetwork(t *testing.T) {
 	b.must("DEL", b.single())
 
 	require.NoError(t, b.host.RouteAdd(uplink))
-	b.must("ADD", b.single(`"allowNodeNetwork": true`))
+	const asked = `"allowNodeNetwork": true`
+	refused("here and in "+filepath.Join(b.bin, "node.json"), asked)
+	b.node(asked)
+	refused("default route")
+	b.must("ADD", b.single(asked))
 	b.must("DEL", b.single())
 }
 
@@ -421,6 +424,7 @@ func TestLogFile(t *testing.T) {
 	b := newBed(t)
 	b.host.address(nicName, "10.1.2.130/25")
 	file := filepath.Join(t.TempDir(), "made", "x.log")
+	b.node(`"logFiles": ["` + filepath.Dir(file) + `/*.log"]`)
 	conf := b.single(`"logFile": "`+file+`"`, routeFields(0, 19))
 	stderr := b.must("ADD", conf)
 	log, err := os.ReadFile(file)

@@ -54,8 +54,10 @@ func BenchmarkAddDel(bench *testing.B) {
 func BenchmarkParseConfig(b *testing.B) {
 	conf := []byte(`{"cniVersion": "1.1.0", "name": "fabric", "type": "amd-host-device", "deviceID": "0000:03:00.1", "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 19}`)
 	b.ReportAllocs()
+	node, err := readNodeConfig("/nowhere/amd-host-device.json")
+	require.NoError(b, err)
 	for b.Loop() {
-		if _, err, invalid := parseConfig(conf); err != nil || invalid != nil {
+		if _, err, invalid := parseConfig(conf, node); err != nil || invalid != nil {
 			b.Fatal(err, invalid)
 		}
 	}

@@ -58,9 +58,8 @@ type config struct {
 	routes *policyroute.Config
 	// alone is the name of the one field of the two that came without the other.
 	alone string
-	// allowNodeNetwork lets a NIC go into a pod that the node itself needs.
+	// allowNodeNetwork lets a NIC go into a pod that the node itself needs: the node allows it too.
 	allowNodeNetwork bool
-	stateDir         string
 	logFile          string // empty: none
 	logLevel         slog.Level
 
@@ -85,8 +84,8 @@ type config struct {
 // parseConfig reads the configuration. Without an error in the first place, the second is about fields that break a
 // rule; each of them has its default then, so that an attachment can be ended whatever has become of its
 // configuration.
-func parseConfig(stdin []byte) (*config, error, error) {
-	c := &config{stateDir: defaultStateDir}
+func parseConfig(stdin []byte, node *nodeConfig) (*config, error, error) {
+	c := &config{}
 	if err := json.Unmarshal(stdin, &c.raw); err != nil {
 		return nil, errorf(types.ErrDecodingFailure, "read the network configuration: %w", err), nil
 	}
@@ -96,7 +95,7 @@ func parseConfig(stdin []byte) (*config, error, error) {
 	f := fields{raw: c.raw}
 	c.cniVersion = f.string("cniVersion")
 	c.name = f.string("name")
-	c.parseOwn(&f)
+	c.parseOwn(&f, node)
 	c.parseSelectors(&f)
 
 	var ipam struct {
@@ -118,7 +117,7 @@ func parseConfig(stdin []byte) (*config, error, error) {
 }
 
 // parseOwn reads the fields that are not the sub-plugin's.
-func (c *config) parseOwn(f *fields) {
+func (c *config) parseOwn(f *fields, node *nodeConfig) {
 	for _, name := range slices.Sorted(maps.Keys(c.raw)) {
 		for _, known := range slices.Concat(ownFields, readFields) {
 			if name != known && strings.EqualFold(name, known) {
@@ -142,17 +141,15 @@ func (c *config) parseOwn(f *fields) {
 		c.alone = fieldPrefixLen
 	}
 	f.decode(fieldAllow, &c.allowNodeNetwork, "true or false")
-	if dir := f.string(fieldStateDir); dir != "" {
-		if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" {
-			f.fail("%s is %q: allowed is an absolute path without . and ..", fieldStateDir, dir)
-		} else {
-			c.stateDir = dir
-		}
+	c.allowNodeNetwork = c.allowNodeNetwork && node.AllowNodeNetwork
+	if dir := f.string(fieldStateDir); dir != "" && dir != node.StateDir {
+		f.fail("%s is %q, but the node says where attachments are recorded: %s; leave the field out, or put the directory into %s on each node",
+			fieldStateDir, dir, node.StateDir, node.file)
 	}
 	if file := f.string(fieldLogFile); file != "" {
-		// Whoever may write network configurations shall not have any file of the node written.
-		if !path.IsAbs(file) || path.Clean(file) != file || path.Ext(file) != ".log" {
-			f.fail("%s is %q: allowed is an absolute path without . and .. that ends in .log", fieldLogFile, file)
+		if path.Clean(file) != file || !node.allowsLog(file) {
+			f.fail("%s is %q, which the node does not allow: allowed are regular files that match %s; %s on each node can allow others (logFiles)",
+				fieldLogFile, file, strings.Join(node.LogFiles, ", "), node.file)
 		} else {
 			c.logFile = file
 		}

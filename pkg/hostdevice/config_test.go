@@ -14,9 +14,17 @@ import (
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
 
+// nodeDefaults is what a node without a file has.
+func nodeDefaults(t *testing.T) *nodeConfig {
+	t.Helper()
+	node, err := readNodeConfig("/nowhere/amd-host-device.json")
+	require.NoError(t, err)
+	return node
+}
+
 func parse(t *testing.T, text string) *config {
 	t.Helper()
-	c, err, invalid := parseConfig([]byte(text))
+	c, err, invalid := parseConfig([]byte(text), nodeDefaults(t))
 	require.NoError(t, err)
 	require.NoError(t, invalid)
 	return c
@@ -28,7 +36,6 @@ func TestParseConfig(t *testing.T) {
 	require.Equal(t, &policyroute.Config{NexthopOffset: 1, DstPrefixLen: 19}, c.routes)
 	require.Equal(t, "0000:03:00.3", c.deviceID, "the runtime's choice comes first")
 	require.Equal(t, "runtimeConfig.deviceID", c.deviceField)
-	require.Equal(t, defaultStateDir, c.stateDir)
 
 	c = parse(t, `{"deviceID": "mlx5_core.sf.2", "pciBusID": "0000:03:00.2", "nexthopNetAddrOffset": 0, "routeDstPrefixLen": 0}`)
 	require.Equal(t, "mlx5_core.sf.2", c.deviceID)
@@ -70,24 +77,29 @@ func TestParseConfigRefuses(t *testing.T) {
 		`{"ipam": {"type": 1}}`:                          "ipam",
 		`{"allowNodeNetwork": "yes"}`:                    "allowNodeNetwork",
 		`{"stateDir": "/var/../etc"}`:                    "stateDir",
+		`{"stateDir": "/srv/cni"}`:                       "the node says where attachments are recorded: /var/lib/cni/amd-host-device",
+		`{"logFile": "/etc/x.log"}`:                      "allowed are regular files that match /var/log/amd-host-device*.log",
+		`{"logFile": "/var/log/kern.log"}`:               "logFile",
+		`{"logFile": "/var/log/amd-host-device/x.log"}`:  "logFile",
 		`{"cni.dev/valid-attachments": {}}`:              "cni.dev/valid-attachments",
 	} {
-		c, err, invalid := parseConfig([]byte(text))
+		c, err, invalid := parseConfig([]byte(text), nodeDefaults(t))
 		require.NoError(t, err, text)
 		require.ErrorContains(t, invalid, want, text)
 		require.Equal(t, int(types.ErrInvalidNetworkConfig), int(asCNI(invalid).(*types.Error).Code))
 		require.NotNil(t, c)
 		require.Nil(t, c.routes, "what is wrong has its default")
-		require.Equal(t, defaultStateDir, c.stateDir)
+		require.Empty(t, c.logFile)
+		require.False(t, c.allowNodeNetwork)
 		require.Empty(t, c.deviceID)
 	}
 	for _, text := range []string{``, `null`, `[]`, `"x"`, `{`, `{"a": 1} {}`} {
-		_, err, _ := parseConfig([]byte(text))
+		_, err, _ := parseConfig([]byte(text), nodeDefaults(t))
 		require.Error(t, err, text)
 		require.Equal(t, int(types.ErrDecodingFailure), int(asCNI(err).(*types.Error).Code), text)
 	}
 	// All that is wrong is said at once.
-	_, _, invalid := parseConfig([]byte(`{"name": "n", "routeDstPrefixLen": -1, "device": 1, "logLevel": "x"}`))
+	_, _, invalid := parseConfig([]byte(`{"name": "n", "routeDstPrefixLen": -1, "device": 1, "logLevel": "x"}`), nodeDefaults(t))
 	for _, part := range []string{`network "n"`, "routeDstPrefixLen", "device", "logLevel"} {
 		require.ErrorContains(t, invalid, part)
 	}
@@ -111,15 +123,16 @@ func configSeeds() [][]byte {
 // requireConfigSound checks what holds for whatever a runtime passes.
 func requireConfigSound(t *testing.T, data []byte) {
 	t.Helper()
-	c, err, invalid := parseConfig(data)
+	c, err, invalid := parseConfig(data, nodeDefaults(t))
 	if err != nil {
 		return
 	}
 	require.True(t, c.routes == nil || c.routes.DstPrefixLen >= 0 && c.routes.DstPrefixLen <= 32)
 	require.NotContains(t, c.deviceID, "/")
 	require.NotEqual(t, "..", c.deviceID)
-	require.True(t, strings.HasPrefix(c.stateDir, "/"))
-	require.True(t, c.logFile == "" || strings.HasSuffix(c.logFile, ".log"))
+	require.True(t, c.logFile == "" || strings.HasPrefix(c.logFile, "/var/log/amd-host-device") && strings.HasSuffix(c.logFile, ".log"))
+	require.NotContains(t, strings.TrimPrefix(c.logFile, "/var/log/"), "/")
+	require.False(t, c.allowNodeNetwork)
 	out, err := c.forSubPlugin("eth1", staticConfig(nil, nil))
 	require.NoError(t, err)
 	var sub map[string]json.RawMessage

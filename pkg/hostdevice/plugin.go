@@ -49,12 +49,14 @@ const (
 type Plugin struct {
 	// Sysfs is the mount point of a sysfs that shows the host's namespace.
 	Sysfs string
+	// NodeConfig is the path of the file in which the node's administrator says what network configurations may do.
+	NodeConfig string
 	// Stderr gets the log.
 	Stderr io.Writer
 }
 
 // New returns the plugin as runtimes call it.
-func New() *Plugin { return &Plugin{Sysfs: "/sys", Stderr: os.Stderr} }
+func New() *Plugin { return &Plugin{Sysfs: "/sys", NodeConfig: DefaultNodeConfig, Stderr: os.Stderr} }
 
 // Funcs are the plugin's verbs. Their errors are CNI error objects.
 func (p *Plugin) Funcs() skel.CNIFuncs {
@@ -83,6 +85,7 @@ const (
 type call struct {
 	args  *skel.CmdArgs
 	conf  *config
+	node  *nodeConfig
 	sysfs string
 	log   *slog.Logger
 	store *store
@@ -105,7 +108,16 @@ func (p *Plugin) verb(name string, strict bool, do func(context.Context, *call) 
 
 // newCall reads what a call is about. done is to be called at its end.
 func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call, done func(), err error) {
-	conf, err, invalid := parseConfig(args.StdinData)
+	// code is for what keeps the plugin from working at all, which is what STATUS is asked for.
+	code := types.ErrIOFailure
+	if verb == "STATUS" {
+		code = types.ErrPluginNotAvailable
+	}
+	node, err := readNodeConfig(p.NodeConfig)
+	if err != nil {
+		return nil, nil, errorf(code, "%w", err)
+	}
+	conf, err, invalid := parseConfig(args.StdinData, node)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -125,17 +137,13 @@ func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call,
 	if invalid != nil {
 		log.Warn("Parts of the configuration are ignored", "error", invalid)
 	}
-	c = &call{args: args, conf: conf, sysfs: p.Sysfs, log: log}
+	c = &call{args: args, conf: conf, node: node, sysfs: p.Sysfs, log: log}
 	if c.boot, err = bootID(); err == nil {
-		c.store, err = openStore(conf.stateDir)
+		c.store, err = openStore(node.StateDir)
 	}
 	if err != nil {
 		done()
-		code := types.ErrIOFailure
-		if verb == "STATUS" {
-			code = types.ErrPluginNotAvailable
-		}
-		return nil, nil, errorf(code, "state directory %s: %w", conf.stateDir, err)
+		return nil, nil, errorf(code, "state directory %s: %w", node.StateDir, err)
 	}
 	return c, done, nil
 }
@@ -201,7 +209,7 @@ func (c *call) ipam(ctx context.Context, verb string) error {
 func (c *call) status(ctx context.Context) error {
 	var errs []error
 	if err := c.store.writable(); err != nil {
-		errs = append(errs, fmt.Errorf("the state directory %s is not writable: %w", c.conf.stateDir, err))
+		errs = append(errs, fmt.Errorf("the state directory %s is not writable: %w", c.node.StateDir, err))
 	}
 	plugins := []string{subPlugin, staticIPAM}
 	if c.conf.ipamType != "" {

@@ -182,7 +182,7 @@ func (m mainRoutes) DefaultRouteLinks() ([]int, error) {
 }
 
 // refuseNodeNetwork says why a NIC must not leave the host: the node's own traffic needs it.
-func refuseNodeNetwork(host *nic.Place, link netlink.Link) error {
+func refuseNodeNetwork(host *nic.Place, link netlink.Link, node *nodeConfig) error {
 	view, err := hostnet.Scan(mainRoutes{hostnet.Kernel{Conn: host.Conn}}, nil)
 	if err != nil {
 		return fmt.Errorf("see whether the node itself needs NIC %s: %w", link.Attrs().Name, err)
@@ -194,6 +194,6 @@ func refuseNodeNetwork(host *nic.Place, link netlink.Link) error {
 	if reason == "" {
 		return nil
 	}
-	return errorf(types.ErrInvalidNetworkConfig, "NIC %s is part of the node's own network: it %s. It is not moved into a pod unless %s is true",
-		link.Attrs().Name, reason, fieldAllow)
+	return errorf(types.ErrInvalidNetworkConfig, "NIC %s is part of the node's own network: it %s. It is not moved into a pod unless %s is true, here and in %s on the node",
+		link.Attrs().Name, reason, fieldAllow, node.file)
 }

@@ -106,12 +106,13 @@ func TestUserspaceDriver(t *testing.T) {
 	bin := t.TempDir()
 	script := "#!/bin/sh\ncat > " + bin + "/stdin\necho '{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"net1\"}]}'\n"
 	require.NoError(t, os.WriteFile(filepath.Join(bin, subPlugin), []byte(script), 0o755))
-	state := filepath.Join(t.TempDir(), "state")
-	conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:03:00.3", "stateDir": "` + state +
-		`", "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 19, "prevResult": {"cniVersion": "1.0.0"}}`
+	node := filepath.Join(bin, "node.json")
+	require.NoError(t, os.WriteFile(node, []byte(`{"stateDir": "`+bin+`/state"}`), 0o600))
+	conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:03:00.3",` +
+		` "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 19, "prevResult": {"cniVersion": "1.0.0"}}`
 	var log bytes.Buffer
 	host.do(func() error {
-		plugin := &Plugin{Sysfs: tree.root, Stderr: &log}
+		plugin := &Plugin{Sysfs: tree.root, NodeConfig: node, Stderr: &log}
 		args := &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: pod.path, Path: bin, StdinData: []byte(conf)}
 		c, done, err := plugin.newCall("ADD", strict, args)
 		require.NoError(t, err)
@@ -137,8 +138,8 @@ func TestUserspaceDriverThatTheSubPluginRefuses(t *testing.T) {
 	tree := sysfs{t, t.TempDir()}
 	tree.device("pci", "0000:ff:1f.7", "mlx5_vfio_pci")
 	b.host.do(func() error {
-		plugin := &Plugin{Sysfs: tree.root, Stderr: io.Discard}
-		conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:ff:1f.7", "stateDir": "` + b.stateDir + `"}`
+		plugin := &Plugin{Sysfs: tree.root, NodeConfig: filepath.Join(b.bin, "node.json"), Stderr: io.Discard}
+		conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:ff:1f.7"}`
 		args := &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: b.pod.path, Path: b.bin, StdinData: []byte(conf)}
 		c, done, err := plugin.newCall("ADD", strict, args)
 		require.NoError(t, err)

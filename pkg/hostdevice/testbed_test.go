@@ -57,7 +57,7 @@ var plugins = sync.OnceValues(func() (string, error) {
 		in       string
 		packages []string
 	}{
-		{"../..", []string{"./cmd/amd-host-device"}},
+		{"testdata/amd-host-device", []string{"."}},
 		{"../../test/lab/components/cni", []string{module + "main/host-device", module + "ipam/static", module + "ipam/host-local", module + "meta/sbr"}},
 	} {
 		cmd := exec.Command("go", append([]string{"build", "-ldflags=-s -w", "-o", dir + "/"}, build.packages...)...)
@@ -318,11 +318,24 @@ func newBed(t testing.TB) *bed {
 	bin, err := plugins()
 	require.NoError(t, err)
 	b := &bed{
-		t: t, host: newSpace(t), leaf: newSpace(t), pod: newSpace(t), bin: bin,
+		t: t, host: newSpace(t), leaf: newSpace(t), pod: newSpace(t), bin: t.TempDir(),
 		stateDir: filepath.Join(t.TempDir(), "state"), cacheDir: t.TempDir(), containerID: "c1", ifName: "net1",
 	}
+	built, err := os.ReadDir(bin)
+	require.NoError(t, err)
+	for _, plugin := range built {
+		require.NoError(t, os.Symlink(filepath.Join(bin, plugin.Name()), filepath.Join(b.bin, plugin.Name())))
+	}
+	b.node()
 	b.host.veth(nicName, b.leaf, port)
 	return b
+}
+
+// node writes the node's file with the bed's state directory; fields come last.
+func (b *bed) node(fields ...string) {
+	b.t.Helper()
+	content := fmt.Sprintf(`{"stateDir": %q%s}`, b.stateDir, join(fields))
+	require.NoError(b.t, os.WriteFile(filepath.Join(b.bin, "node.json"), []byte(content), 0o600))
 }
 
 // in is the bed for a subtest.
@@ -334,7 +347,7 @@ func (b *bed) in(t *testing.T) *bed {
 
 // plugin is the configuration of the plugin under test; fields come last.
 func (b *bed) plugin(fields ...string) string {
-	return fmt.Sprintf(`{"type": %q, "device": %q, "stateDir": %q, "logLevel": "debug"%s}`, Name, nicName, b.stateDir, join(fields))
+	return fmt.Sprintf(`{"type": %q, "device": %q, "logLevel": "debug"%s}`, Name, nicName, join(fields))
 }
 
 func join(fields []string) string {

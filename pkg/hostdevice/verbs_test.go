@@ -116,7 +116,9 @@ func TestStatus(t *testing.T) {
 	require.NoError(t, os.Symlink(filepath.Join(b.bin, subPlugin), filepath.Join(empty, subPlugin)))
 	refused(status(empty), `"static"`)
 	refused(status(b.bin, `"ipam": {"type": "whereabouts"}`), `"whereabouts"`)
-	refused(status(b.bin, `"stateDir": "/proc/amd-host-device"`), "/proc/amd-host-device")
+	b.stateDir = "/proc/amd-host-device"
+	b.node()
+	refused(status(b.bin), "/proc/amd-host-device")
 }
 
 // GC frees what the runtime does not know, of its own network, and nothing without the runtime's list.

@@ -41,6 +41,7 @@ const (
 var marks = map[string][]string{
 	Shell:  {"", OnNode, OnRepository, OwnCluster},
 	YAML:   {"", Values, Part},
+	"json": {""},
 	"toml": {""},
 	"text": {""},
 }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Command amd-host-device is the plugin with its files in the directory that it is called from.
+package main
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/cilium/networkdriver/pkg/hostdevice"
+)
+
+func main() {
+	plugin := hostdevice.New()
+	plugin.NodeConfig = filepath.Join(filepath.Dir(os.Args[0]), "node.json")
+	skel.PluginMainFuncs(plugin.Funcs(), hostdevice.Versions, "under test")
+}
