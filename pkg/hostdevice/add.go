@@ -5,6 +5,7 @@ package hostdevice
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -37,6 +38,9 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 		return nil, err
 	}
 	if chosen.link == nil {
+		if err := c.refuseOwned(c.conf.deviceID); err != nil {
+			return nil, err
+		}
 		c.log.Info("The device has no network interface, only its configuration is passed on", "driver", chosen.driver)
 		result, err := c.delegateAdd(ctx, "", nil, nil)
 		if err != nil {
@@ -94,8 +98,11 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	for _, r := range routes {
 		rec.Routes = append(rec.Routes, recordedRoute{From: r.From, Dst: r.Dst, Via: r.NextHop})
 	}
+	if err := c.own(rec); err != nil {
+		return nil, err
+	}
 	if err := c.store.save(rec); err != nil {
-		return nil, errorf(types.ErrIOFailure, "%w", err)
+		return nil, errors.Join(errorf(types.ErrIOFailure, "%w", err), c.disown(key))
 	}
 	delegated := time.Now()
 	result, err := c.delegateAdd(ctx, state.Name, ipam, lock)
@@ -119,6 +126,10 @@ func (c *call) choose(s selector) (choice, error) {
 	chosen, err := s.choose(c.conf)
 	if err == nil {
 		return chosen, nil
+	}
+	if c.conf.deviceID != "" {
+		// The driver may have moved it into a pod.
+		err = errors.Join(err, c.refuseOwned(c.conf.deviceID))
 	}
 	holder, listErr := c.holder(func(id nic.Identity) bool {
 		return (c.conf.deviceID != "" && id.Device == c.conf.deviceID) || (c.conf.device != "" && id.Name == c.conf.device) ||

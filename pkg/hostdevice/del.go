@@ -50,7 +50,7 @@ func (c *call) endAttachment(ctx context.Context, host *nic.Place, a attachment)
 		}
 		if rec == nil {
 			c.log.Debug("There is nothing to end")
-			return c.store.remove(a)
+			return errors.Join(c.store.remove(a), c.disownUnrecorded(ctx))
 		}
 	}
 	lock, err := c.store.lock(ctx, rec.NIC.Key())
@@ -253,5 +253,5 @@ func (c *call) gc(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("free interface %s of container %s: %w", r.IfName, r.ContainerID, err))
 		}
 	}
-	return errors.Join(append(errs, c.store.sweep(), c.ipam(ctx, "GC"))...)
+	return errors.Join(append(errs, c.store.sweep(), c.disownUnrecorded(ctx), c.ipam(ctx, "GC"))...)
 }

@@ -24,7 +24,7 @@ const maxRefusals = 3
 func (c *call) end(ctx context.Context, host *nic.Place, r *record) error {
 	if r.BootID != c.boot {
 		c.log.Info("The attachment is from before a reboot, which has brought the NIC home", "nic", r.NIC.String())
-		return c.store.remove(r.attachment())
+		return c.forget(r)
 	}
 	// The record's path may lead elsewhere by now, and so may the runtime's; what is taken is this NIC only.
 	link, err := host.Fetch(ctx, nic.Search{ID: r.NIC, Want: r.State.State, Named: []string{r.NetNS, c.args.Netns}, Accept: r.accepts})
@@ -34,7 +34,7 @@ func (c *call) end(ctx context.Context, host *nic.Place, r *record) error {
 	case err != nil:
 		return fmt.Errorf("bring home NIC %s: %w", r.NIC, err)
 	case link == nil:
-		return c.store.remove(r.attachment())
+		return c.forget(r)
 	}
 	index := link.Attrs().Index
 	_, problem := host.Restore(link, r.State.State)
@@ -59,7 +59,7 @@ func (c *call) end(ctx context.Context, host *nic.Place, r *record) error {
 			"interface", name, "error", problem)
 	}
 	c.log.Info("The NIC is home", "nic", r.NIC.String())
-	return c.store.remove(r.attachment())
+	return c.forget(r)
 }
 
 // accepts says whether a link that looks like the NIC is taken from a namespace. The sub-plugin leaves the name in the alias:

@@ -27,6 +27,7 @@ import (
 	"gopkg.in/natefinch/lumberjack.v2"
 
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // hostNetNS is the namespace that NICs come from and return to: the one that the runtime starts the plugin in.
@@ -51,12 +52,16 @@ type Plugin struct {
 	Sysfs string
 	// NodeConfig is the path of the file in which the node's administrator says what network configurations may do.
 	NodeConfig string
+	// Owners is where the node's programs say which NIC they have.
+	Owners nicowner.Dir
 	// Stderr gets the log.
 	Stderr io.Writer
 }
 
 // New returns the plugin as runtimes call it.
-func New() *Plugin { return &Plugin{Sysfs: "/sys", NodeConfig: DefaultNodeConfig, Stderr: os.Stderr} }
+func New() *Plugin {
+	return &Plugin{Sysfs: "/sys", NodeConfig: DefaultNodeConfig, Owners: nicowner.Default, Stderr: os.Stderr}
+}
 
 // Funcs are the plugin's verbs. Their errors are CNI error objects.
 func (p *Plugin) Funcs() skel.CNIFuncs {
@@ -89,7 +94,9 @@ type call struct {
 	sysfs string
 	log   *slog.Logger
 	store *store
-	boot  string
+	// owners keeps other programs of the node from the NICs that are recorded.
+	owners nicowner.Dir
+	boot   string
 }
 
 func (p *Plugin) verb(name string, strict bool, do func(context.Context, *call) error) func(*skel.CmdArgs) error {
@@ -137,7 +144,7 @@ func (p *Plugin) newCall(verb string, strict bool, args *skel.CmdArgs) (c *call,
 	if invalid != nil {
 		log.Warn("Parts of the configuration are ignored", "error", invalid)
 	}
-	c = &call{args: args, conf: conf, node: node, sysfs: p.Sysfs, log: log}
+	c = &call{args: args, conf: conf, node: node, sysfs: p.Sysfs, log: log, owners: p.Owners}
 	if c.boot, err = bootID(); err == nil {
 		c.store, err = openStore(node.StateDir)
 	}

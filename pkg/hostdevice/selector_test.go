@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // sysfs is a tree of devices that links of the namespace stand for.
@@ -112,7 +113,7 @@ func TestUserspaceDriver(t *testing.T) {
 		` "nexthopNetAddrOffset": 1, "routeDstPrefixLen": 19, "prevResult": {"cniVersion": "1.0.0"}}`
 	var log bytes.Buffer
 	host.do(func() error {
-		plugin := &Plugin{Sysfs: tree.root, NodeConfig: node, Stderr: &log}
+		plugin := &Plugin{Sysfs: tree.root, NodeConfig: node, Owners: nicowner.Dir(t.TempDir()), Stderr: &log}
 		args := &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: pod.path, Path: bin, StdinData: []byte(conf)}
 		c, done, err := plugin.newCall("ADD", strict, args)
 		require.NoError(t, err)
@@ -138,7 +139,7 @@ func TestUserspaceDriverThatTheSubPluginRefuses(t *testing.T) {
 	tree := sysfs{t, t.TempDir()}
 	tree.device("pci", "0000:ff:1f.7", "mlx5_vfio_pci")
 	b.host.do(func() error {
-		plugin := &Plugin{Sysfs: tree.root, NodeConfig: filepath.Join(b.bin, "node.json"), Stderr: io.Discard}
+		plugin := &Plugin{Sysfs: tree.root, NodeConfig: filepath.Join(b.bin, "node.json"), Owners: nicowner.Dir(t.TempDir()), Stderr: io.Discard}
 		conf := `{"cniVersion": "1.0.0", "name": "dpdk", "type": "amd-host-device", "deviceID": "0000:ff:1f.7"}`
 		args := &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: b.pod.path, Path: b.bin, StdinData: []byte(conf)}
 		c, done, err := plugin.newCall("ADD", strict, args)

@@ -34,6 +34,7 @@ import (
 	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // patience is how long something may take that takes a second at most on an idle machine.
@@ -420,7 +421,18 @@ func (b *bed) requireHome(before []string) {
 	b.t.Helper()
 	require.Equal(b.t, before, b.host.snapshot())
 	require.Empty(b.t, b.recorded())
+	require.Empty(b.t, b.owned())
 }
+
+// owned are the keys of the NICs that the plugin has, by what other programs are told.
+func (b *bed) owned() []string {
+	b.t.Helper()
+	keys, err := b.owners().Owned(Name)
+	require.NoError(b.t, err)
+	return keys
+}
+
+func (b *bed) owners() nicowner.Dir { return nicowner.Dir(filepath.Join(b.bin, "owners")) }
 
 // recorded returns the names of the files in the directory of records.
 func (b *bed) recorded() []string {

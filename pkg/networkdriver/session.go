@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // room is a part of a session that runs as a job of its own, and is started again if it ends before its time.
@@ -103,6 +104,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: &s.configs}
 	s.sriov = sriovRunner(runner, sriov.Params{
 		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
+		Owners: nicowner.Default,
 	})
 	s.dummy = dummyRunner(runner)
 	// What is prepared is restored by managers that find nothing.
@@ -110,6 +112,13 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Logger: s.log, Room: d.room, Claims: claimClient,
 		Managers: []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}, Observer: s.writer,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
+		Restored: func(rows []*tables.DRAAllocation) {
+			prepared := make([]types.Device, len(rows))
+			for i, row := range rows {
+				prepared[i] = row.PreparedDevice
+			}
+			sriov.Reclaim(s.log, nicowner.Default, prepared)
+		},
 	})
 	return s
 }

@@ -47,6 +47,8 @@ type RestorerParams struct {
 	NodeName   string
 	// BootID is the kernel's present boot id. What was set up under another one is gone.
 	BootID string
+	// Restored, if it is not nil, is told of all rows before anybody else can see them.
+	Restored func(rows []*tables.DRAAllocation)
 }
 
 // Restorer rebuilds the allocation table after a restart of the agent from the records in the claims' statuses.
@@ -113,6 +115,9 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 		if len(rows) > first {
 			r.Observer.Observe(c.object, rows[first:])
 		}
+	}
+	if r.Restored != nil {
+		r.Restored(rows)
 	}
 	if err := r.Room.Restore(rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)

@@ -6,6 +6,7 @@ package sriov
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -170,13 +171,21 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	return nil
 }
 
-// Setup implements [types.Device]: it puts the VF into the VLAN that is asked for, or out of any.
+// Setup implements [types.Device]: it makes the driver the VF's owner on the node, and puts the VF into the VLAN that is
+// asked for, or out of any.
 func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
 	if err := d.Validate(cfg); err != nil {
 		return nil, err
 	}
+	err := d.own(d.manager.owners)
+	if err != nil {
+		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
+	}
 	prepared, err := d.manager.setup(ctx, d, cfg)
 	if err != nil {
+		if d.Original == nil {
+			err = errors.Join(err, d.disown(d.manager.owners))
+		}
 		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
 	}
 	return prepared, nil
@@ -188,7 +197,11 @@ func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 	if d.Original == nil {
 		return nil
 	}
-	if err := d.manager.free(ctx, d, cfg); err != nil {
+	err := d.manager.free(ctx, d, cfg)
+	if err == nil {
+		err = d.disown(d.manager.owners)
+	}
+	if err != nil {
 		return fmt.Errorf("free VF %s: %w", d.Addr, err)
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // tree is a sysfs of files and links in a temporary directory, laid out as the kernel lays it out.
@@ -26,6 +27,7 @@ type tree struct {
 	tb     testing.TB
 	root   string
 	kernel *fakeKernel
+	owners nicowner.Dir
 	// index is the last interface index that was given.
 	index int
 }
@@ -35,7 +37,10 @@ const bus = "devices/pci0000:00/0000:00:01.0"
 
 func newTree(tb testing.TB) *tree {
 	tb.Helper()
-	t := &tree{tb: tb, root: tb.TempDir(), index: 1, kernel: &fakeKernel{links: map[int]link{}, vfs: map[int]map[int]VFSettings{}}}
+	t := &tree{
+		tb: tb, root: tb.TempDir(), owners: nicowner.Dir(tb.TempDir()), index: 1,
+		kernel: &fakeKernel{links: map[int]link{}, vfs: map[int]map[int]VFSettings{}},
+	}
 	t.mkdir("bus/pci/devices")
 	t.mkdir("class/net")
 	return t
@@ -151,6 +156,9 @@ func (t *tree) manager(p Params) *Manager {
 		p.Logger = slog.New(slog.DiscardHandler)
 	}
 	p.SysfsPath = t.root
+	if p.Owners == "" {
+		p.Owners = t.owners
+	}
 	return newManager(p, t.kernel)
 }
 

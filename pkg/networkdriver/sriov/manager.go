@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 // Params is what the manager needs.
@@ -39,6 +40,8 @@ type Params struct {
 	// PFs are the locks of the node's PFs. A device belongs to the manager that found or restored it, so that managers
 	// which follow each other must have the same. Nil: locks of its own.
 	PFs *PFLocks
+	// Owners is where the node's programs say which NIC they have: a VF that another one has is not set up.
+	Owners nicowner.Dir
 }
 
 // PFLocks serialise what is done to the VFs of one PF, by its PCI address: its driver answers busy to the second caller.
@@ -63,6 +66,7 @@ type Manager struct {
 	// provisioner is used by Run only.
 	provisioner *provisioner
 	pfs         *PFLocks
+	owners      nicowner.Dir
 }
 
 var _ types.DeviceManager = (*Manager)(nil)
@@ -78,6 +82,7 @@ func newManager(p Params, k kernel) *Manager {
 		nodeIPs:  p.NodeIPs,
 		prepared: p.Prepared,
 		pfs:      p.PFs,
+		owners:   p.Owners,
 	}
 	if m.nodeIPs == nil {
 		m.nodeIPs = func() ([]netip.Addr, <-chan struct{}) { return nil, nil }

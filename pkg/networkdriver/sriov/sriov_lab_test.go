@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 const labVFs = 4
@@ -51,6 +52,7 @@ func TestLab(t *testing.T) {
 	l.Manager = New(Params{
 		Logger:    slog.New(slog.NewTextHandler(t.Output(), nil)),
 		SysfsPath: "/sys",
+		Owners:    nicowner.Dir(t.TempDir()),
 		Config: &v2alpha1.SRIOVDeviceManagerConfig{Enabled: true, Ifaces: []v2alpha1.SRIOVDeviceConfig{
 			{IfName: pf, VfCount: labVFs}, {IfName: "nosuch0", VfCount: 1},
 		}},
@@ -340,7 +342,7 @@ func (l *lab) testRestore(t *testing.T) {
 	require.NoError(t, err)
 	data, err := json.Marshal(dev)
 	require.NoError(t, err)
-	restored, err := New(Params{Logger: l.log, SysfsPath: "/sys"}).RestoreDevice(data)
+	restored, err := New(Params{Logger: l.log, SysfsPath: "/sys", Owners: l.owners}).RestoreDevice(data)
 	require.NoError(t, err)
 	require.NoError(t, restored.Free(t.Context(), withVLAN(1001)))
 	require.Zero(t, l.settings(t, 0).Vlan)

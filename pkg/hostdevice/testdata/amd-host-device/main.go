@@ -11,10 +11,12 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/cilium/networkdriver/pkg/hostdevice"
+	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
 func main() {
 	plugin := hostdevice.New()
-	plugin.NodeConfig = filepath.Join(filepath.Dir(os.Args[0]), "node.json")
+	dir := filepath.Dir(os.Args[0])
+	plugin.NodeConfig, plugin.Owners = filepath.Join(dir, "node.json"), nicowner.Dir(filepath.Join(dir, "owners"))
 	skel.PluginMainFuncs(plugin.Funcs(), hostdevice.Versions, "under test")
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/nicowner"
+)
+
+// ownerProgram is what a prepared VF is owned by.
+const ownerProgram = "cilium-agent"
+
+// own makes the driver the VF's owner among the programs that give NICs of the node to pods.
+func (d *Device) own(owners nicowner.Dir) error {
+	return owners.Claim(nic.PCI(d.Addr).Key(), nicowner.Owner{Program: ownerProgram, For: "a claim that has device " + d.IfName()})
+}
+
+func (d *Device) disown(owners nicowner.Dir) error {
+	return owners.Release(nic.PCI(d.Addr).Key(), ownerProgram)
+}
+
+// Reclaim makes the driver the owner of the VFs among the devices, and of no others: those that an agent has left which
+// ended in the midst of its work, and those of agents that did not tell yet. No device may be set up or freed meanwhile.
+func Reclaim(log *slog.Logger, owners nicowner.Dir, prepared []types.Device) {
+	keep := map[string]bool{}
+	for _, dev := range prepared {
+		vf, ok := dev.(*Device)
+		if !ok {
+			continue
+		}
+		keep[nic.PCI(vf.Addr).Key()] = true
+		if err := vf.own(owners); err != nil {
+			log.Error("A VF is prepared for a claim, and the node does not know", "device", vf.IfName(), "error", err)
+		}
+	}
+	owned, err := owners.Owned(ownerProgram)
+	for _, key := range owned {
+		if keep[key] {
+			continue
+		}
+		if err = owners.Release(key, ownerProgram); err != nil {
+			break
+		}
+	}
+	if err != nil {
+		log.Error("VFs that are not prepared may be kept from other programs", "error", fmt.Errorf("release what an earlier agent had: %w", err))
+	}
+}
