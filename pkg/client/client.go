@@ -19,14 +19,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Cell provides a [*rest.Config] and a [kubernetes.Interface]. Both are made only when something asks for them, so
+// Cell provides a [*rest.Config], a [kubernetes.Interface] and a [Prompt]. They are made only when something asks for them, so
 // that a program with nothing to do in the cluster starts without one.
 var Cell = cell.Module(
 	"k8s-client",
 	"Kubernetes API client",
 
 	cell.Config(defaultConfig),
-	cell.Provide(newRESTConfig, newClientset),
+	cell.Provide(newRESTConfig, newClientset, newPrompt),
 )
 
 // Config says how to reach the API server.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/ciliumnode"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
@@ -51,8 +52,10 @@ type Params struct {
 	DB         *statedb.DB
 	Clientset  kubernetes.Interface
 	RESTConfig *rest.Config
-	Metrics    prometheus.Registerer
-	Health     *health.Checks
+	// Prompt is for what kubelet and the runtime wait for; without one it is Clientset.
+	Prompt  client.Prompt `optional:"true"`
+	Metrics prometheus.Registerer
+	Health  *health.Checks
 
 	Devices     statedb.RWTable[*tables.DRADevice]
 	Allocations statedb.Table[*tables.DRAAllocation]
@@ -66,6 +69,9 @@ func register(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) erro
 	var err error
 	if p.Config, err = p.Config.complete(); err != nil {
 		return fmt.Errorf("network driver: %w", err)
+	}
+	if p.Prompt.Interface == nil {
+		p.Prompt.Interface = p.Clientset
 	}
 	d, err := newDriver(p, allocations)
 	if err != nil {

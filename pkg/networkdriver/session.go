@@ -81,9 +81,10 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		configs:  managerConfigs{changed: make(chan struct{})},
 		listPods: d.listPods,
 	}
-	claimClient := claims.NewClaimClient(d.Clientset.ResourceV1())
+	prompt := claims.NewClaimClient(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
-		Logger: s.log, DB: d.DB, Allocations: d.Allocations, Client: claimClient,
+		Logger: s.log, DB: d.DB, Allocations: d.Allocations,
+		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
 	})
 	d.outside.StatusWriter = s.writer
@@ -92,7 +93,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics,
 	})
 	s.kubelet = dra.New(dra.Params{
-		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Claims: preparer,
+		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer,
 		Runtime: d.nri, Metrics: d.draMetrics,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,
@@ -109,7 +110,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.dummy = dummyRunner(runner)
 	// What is prepared is restored by managers that find nothing.
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
-		Logger: s.log, Room: d.room, Claims: claimClient,
+		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}, Observer: s.writer,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
 		Restored: func(rows []*tables.DRAAllocation) {

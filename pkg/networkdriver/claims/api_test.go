@@ -318,20 +318,20 @@ func (s *apiServer) testClaimMadeAnew(t *testing.T) {
 	require.NoError(t, s.client.ResourceV1().ResourceClaims("default").Delete(t.Context(), "anew", metav1.DeleteOptions{}))
 	err := writer.Apply(t.Context(), RefOf(claim), rows)
 	require.Error(t, err)
-	require.True(t, writer.isGone(t.Context(), RefOf(claim), err), "%v", err)
+	require.True(t, writer.isGone(t.Context(), writer.Client, RefOf(claim), err), "%v", err)
 
 	next := s.create(newClaim("anew", with("net", "a")))
 	require.NotEqual(t, claim.UID, next.UID)
 	err = writer.Apply(t.Context(), RefOf(claim), rows)
 	require.Error(t, err)
-	require.True(t, writer.isGone(t.Context(), RefOf(claim), err), "%v", err)
+	require.True(t, writer.isGone(t.Context(), writer.Client, RefOf(claim), err), "%v", err)
 	require.Empty(t, s.get("anew").Status.Devices)
 
 	// The present claim, with an entry that the server refuses, is not gone.
 	rows[0] = rows[0].With(func(r *tables.DRAAllocation) { r.DeviceName = "not-allocated" })
 	err = writer.Apply(t.Context(), RefOf(next), rows)
 	require.True(t, isRefused(err), "%v", err)
-	require.False(t, writer.isGone(t.Context(), RefOf(next), err))
+	require.False(t, writer.isGone(t.Context(), writer.Client, RefOf(next), err))
 }
 
 // A device that could not be freed keeps its row. When the claim's allocation has ended, the API server takes no entry

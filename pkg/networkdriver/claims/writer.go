@@ -41,7 +41,10 @@ type WriterParams struct {
 	Logger      *slog.Logger
 	DB          *statedb.DB
 	Allocations statedb.Table[*tables.DRAAllocation]
-	Client      ClaimClient
+	// Client is for Apply, whose callers wait.
+	Client ClaimClient
+	// Background is for Run, and has a limit of requests of its own. Nil: Client.
+	Background ClaimClient
 	// DriverName is the name under which the driver publishes devices.
 	DriverName string
 	NodeName   string
@@ -77,6 +80,9 @@ type written struct {
 
 // NewWriter makes a Writer.
 func NewWriter(p WriterParams) *Writer {
+	if p.Background == nil {
+		p.Background = p.Client
+	}
 	return &Writer{
 		WriterParams: p,
 		written:      map[kubetypes.UID]*written{},
@@ -102,11 +108,11 @@ func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocat
 	if err != nil {
 		return err
 	}
-	err = w.write(ctx, claim, w.knowledge(claim), statuses)
+	err = w.write(ctx, w.Client, claim, w.knowledge(claim), statuses)
 	if len(rows) > 0 {
 		return err
 	}
-	if err != nil && !w.isGone(ctx, claim, err) {
+	if err != nil && !w.isGone(ctx, w.Client, claim, err) {
 		return err
 	}
 	w.forget(claim)
@@ -245,8 +251,8 @@ func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAlloca
 		k.wanted = statuses
 		return nil
 	}
-	err = w.write(ctx, claim, k, statuses)
-	if err != nil && w.isGone(ctx, claim, err) {
+	err = w.write(ctx, w.Background, claim, k, statuses)
+	if err != nil && w.isGone(ctx, w.Background, claim, err) {
 		w.Logger.Debug("Claim is gone or not allotted to this node any more, its status needs no update", "claim", claim, "uid", claim.UID)
 		w.forget(claim)
 		return nil
@@ -284,10 +290,10 @@ func (w *Writer) forget(claim Ref) {
 func (w *Writer) owner() Owner { return Owner{Driver: w.DriverName, Node: w.NodeName} }
 
 // write applies the statuses; the caller holds the claim's lock.
-func (w *Writer) write(ctx context.Context, claim Ref, k *written, statuses []deviceStatus) error {
+func (w *Writer) write(ctx context.Context, client ClaimClient, claim Ref, k *written, statuses []deviceStatus) error {
 	since := transitionsOf(statuses, k.since, time.Now())
 	k.known = false // after a failure it is not known what the server has
-	if err := w.Client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.owner()); err != nil {
+	if err := client.ApplyClaimStatus(ctx, applyConfigOf(claim, w.DriverName, statuses, since), w.owner()); err != nil {
 		return w.explain(err)
 	}
 	*k = written{wanted: statuses, known: true, server: statuses, since: since}
@@ -311,12 +317,12 @@ func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.
 
 // isGone says whether the write failed because the claim is no longer this node's: it is gone, its name is another
 // claim's, or its allocation has ended, so that the API server has dropped the entries and takes none.
-func (w *Writer) isGone(ctx context.Context, claim Ref, err error) bool {
+func (w *Writer) isGone(ctx context.Context, client ClaimClient, claim Ref, err error) bool {
 	switch {
 	case apierrors.IsNotFound(err):
 		return true
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
-		present, err := w.Client.GetClaim(ctx, claim.Namespace, claim.Name)
+		present, err := client.GetClaim(ctx, claim.Namespace, claim.Name)
 		return apierrors.IsNotFound(err) || err == nil && (present.UID != claim.UID || !w.owner().isAllotted(present))
 	default:
 		return false

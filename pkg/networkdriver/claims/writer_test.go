@@ -205,6 +205,27 @@ func TestWriterFollowsRows(t *testing.T) {
 	require.Eventually(t, func() bool { return !f.writer.knows(claim.UID) }, waitFor, tick, "knowledge of claims that are gone must not pile up")
 }
 
+// Who waits does not go through the background's client, and what nobody waits for goes through no other.
+func TestWriterUsesTwoClients(t *testing.T) {
+	claim := newClaim("c", with("net", "a"))
+	f := newWriterFixture(t, newFakeAPI(claim), "a")
+	background := newFakeAPI(claim.DeepCopy())
+	f.writer.Background = background
+	f.run()
+	_, err := f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	_, writes := background.counts()
+	require.Zero(t, writes)
+	require.Len(t, f.api.devices("c"), 1)
+
+	f.attach("a")
+	require.Eventually(t, func() bool { return len(background.devices("c")) == 1 }, waitFor, tick)
+	require.NoError(t, f.Unprepare(t.Context(), claim.UID))
+	require.Empty(t, f.api.devices("c"))
+	_, writes = f.api.counts()
+	require.Equal(t, 2, writes, "Prepare and Unprepare")
+}
+
 // Of 50 changes in a row few are written.
 func TestWriterCoalesces(t *testing.T) {
 	claim := newClaim("c", with("net", "a"))

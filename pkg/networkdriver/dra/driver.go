@@ -48,14 +48,15 @@ type Config struct {
 
 // Params are what a driver is made of.
 type Params struct {
-	Logger      *slog.Logger
-	Config      Config
-	Client      kubernetes.Interface
-	Claims      Claims
-	Runtime     Runtime
-	DB          *statedb.DB
-	Devices     statedb.Table[*tables.DRADevice]
-	Allocations statedb.Table[*tables.DRAAllocation]
+	Logger *slog.Logger
+	Config Config
+	// Client publishes, Prompt reads claims while kubelet waits.
+	Client, Prompt kubernetes.Interface
+	Claims         Claims
+	Runtime        Runtime
+	DB             *statedb.DB
+	Devices        statedb.Table[*tables.DRADevice]
+	Allocations    statedb.Table[*tables.DRAAllocation]
 	// Metrics may be nil.
 	Metrics *Metrics
 }
@@ -64,7 +65,7 @@ type Params struct {
 type Driver struct {
 	log       *slog.Logger
 	config    Config
-	client    kubernetes.Interface
+	prompt    kubernetes.Interface
 	claims    Claims
 	runtime   Runtime
 	state     *tracker
@@ -82,7 +83,7 @@ func New(p Params) *Driver {
 		failing: map[string]error{}, dropped: map[string]error{},
 	}
 	return &Driver{
-		log: p.Logger, config: p.Config, client: p.Client, claims: p.Claims, runtime: p.Runtime, state: state, metrics: p.Metrics,
+		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, runtime: p.Runtime, state: state, metrics: p.Metrics,
 		writer: writer,
 		publisher: &publisher{
 			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,

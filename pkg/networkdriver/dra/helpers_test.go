@@ -137,7 +137,7 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 		change(&config)
 	}
 	f.Driver = New(Params{
-		Logger: log, Config: config, Client: f.client, Claims: claims, Runtime: fakeRuntime{},
+		Logger: log, Config: config, Client: f.client, Prompt: f.client, Claims: claims, Runtime: fakeRuntime{},
 		DB: f.db, Devices: devices, Allocations: f.allocations, Metrics: NewMetrics(),
 	})
 	return f

@@ -74,7 +74,7 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 	s.helper, err = kubeletplugin.Start(klog.NewContext(ctx, logr.FromSlogHandler(d.log.Handler())), s.plugin,
 		kubeletplugin.DriverName(d.config.DriverName),
 		kubeletplugin.NodeName(d.config.NodeName),
-		kubeletplugin.KubeClient(d.client),
+		kubeletplugin.KubeClient(d.prompt),
 		kubeletplugin.RegistrarDirectoryPath(filepath.Dir(registrar)),
 		kubeletplugin.PluginDataDirectoryPath(filepath.Dir(plugin)),
 		kubeletplugin.GRPCInterceptor(s.intercept),
