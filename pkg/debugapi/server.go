@@ -102,7 +102,7 @@ func serve(c Config, db *statedb.DB, checks *health.Checks, lc cell.Lifecycle, l
 		return
 	}
 	httpserver.Server{
-		Name: "the local API", Flag: "socket-path", Handler: NewHandler(db, checks),
+		Name: "the local API", Flag: "socket-path", Handler: NewHandler(db, checks), Local: true,
 		Listen: func(ctx context.Context) (net.Listener, error) { return listen(ctx, c.SocketPath) },
 	}.Append(lc, log)
 }
