@@ -29,6 +29,7 @@ func TestPrepareConcurrentlyOnOneDevice(t *testing.T) {
 	require.Equal(t, []string{"setup a"}, f.host.takeCalls())
 }
 
+// The clash does not pass, and is not said as if it did: kubelet's next try comes a minute later.
 func TestPrepareConcurrentlyOneNameInThePod(t *testing.T) {
 	f := newFixture(t, "a", "b")
 	f.host.block["setup a"] = make(chan struct{})
@@ -39,7 +40,8 @@ func TestPrepareConcurrentlyOneNameInThePod(t *testing.T) {
 	}()
 	require.Eventually(t, f.host.seen("setup a"), waitFor, tick)
 	_, err := f.Prepare(t.Context(), newClaim("two", forPod("p"), with("req", "b"), fromClaim(`{"podIfName":"net1"}`)))
-	require.EqualError(t, err, `prepare claim default/two: request "req": interface name "net1" in pod p is being prepared for claim default/one (uid uid-one)`)
+	require.EqualError(t, err, `prepare claim default/two: request "req": podIfName: "net1" is also what request "net" of claim default/one has in the same pod `+
+		`(permanent: trying again does not help)`)
 	close(f.host.block["setup a"])
 	require.NoError(t, <-done)
 }

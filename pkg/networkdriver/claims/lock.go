@@ -6,6 +6,8 @@ package claims
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
@@ -26,29 +28,36 @@ func (l *claimLocks) lock(ctx context.Context, uid string) (unlock func(), err e
 // device, or an interface name in a pod.
 type reservations struct {
 	mu   sync.Mutex // guards held
-	held map[string]Ref
+	held map[string]holder
 }
 
-// take reserves all of the things or, if another claim holds one of them, none, and then says which and who.
-func (r *reservations) take(claim Ref, things []string) (release func(), taken string, holder Ref) {
+// holder is who has reserved a thing.
+type holder struct {
+	claim   Ref
+	request string
+}
+
+// take reserves all of the things, which come with the requests that they are for, or none if another claim holds one of
+// them, and then says which and who.
+func (r *reservations) take(claim Ref, things map[string]string) (release func(), taken string, by holder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.held == nil {
-		r.held = map[string]Ref{}
+		r.held = map[string]holder{}
 	}
-	for _, thing := range things {
-		if holder, ok := r.held[thing]; ok && holder != claim {
-			return nil, thing, holder
+	for _, thing := range slices.Sorted(maps.Keys(things)) {
+		if by, ok := r.held[thing]; ok && by.claim != claim {
+			return nil, thing, by
 		}
 	}
-	for _, thing := range things {
-		r.held[thing] = claim
+	for thing, request := range things {
+		r.held[thing] = holder{claim, request}
 	}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		for _, thing := range things {
+		for thing := range things {
 			delete(r.held, thing)
 		}
-	}, "", Ref{}
+	}, "", holder{}
 }

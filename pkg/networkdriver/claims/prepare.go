@@ -235,13 +235,8 @@ func ifName(config types.DeviceConfig, device types.Device) string {
 // reserve looks the devices up in the inventory and keeps concurrent calls from taking them, or their names in the pod.
 func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) (release func(), err error) {
 	txn := p.DB.ReadTxn()
-	type description struct{ request, text string }
-	things := map[string]description{}
-	var keys []string
-	reserve := func(key, request, text string) {
-		things[key] = description{request, text}
-		keys = append(keys, key)
-	}
+	things := map[string]string{}
+	clashes := map[string]func(holder) error{}
 	for _, w := range devices {
 		if w.row != nil && !needsSetup(w.row) {
 			continue
@@ -254,17 +249,29 @@ func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerRefer
 		if w.row != nil {
 			w.device = w.row.PreparedDevice // it remembers how the link was found
 		}
-		reserve("device/"+w.name, w.request, "device "+w.name)
+		key := "device/" + w.name
+		things[key] = w.request
+		clashes[key] = func(by holder) error {
+			return fmt.Errorf("request %q: device %s is being prepared for claim %s (uid %s)", w.request, w.name, by.claim, by.claim.UID)
+		}
 		if name := ifName(w.config, w.device); name != "" {
-			reserve("name/"+string(pod.UID)+"/"+name, w.request, fmt.Sprintf("interface name %q in pod %s", name, pod.Name))
+			// The other claim is the same pod's, so that this does not pass: who came second has nothing to wait for.
+			key := "name/" + string(pod.UID) + "/" + name
+			things[key] = w.request
+			clashes[key] = func(by holder) error { return errNameTaken(w.request, name, by) }
 		}
 	}
-	release, taken, holder := p.reserved.take(claim, keys)
+	release, taken, by := p.reserved.take(claim, things)
 	if release == nil {
-		return nil, fmt.Errorf("request %q: %s is being prepared for claim %s (uid %s)",
-			things[taken].request, things[taken].text, holder, holder.UID)
+		return nil, clashes[taken](by)
 	}
 	return release, nil
+}
+
+// errNameTaken is for a name that another claim of the same pod has.
+func errNameTaken(request, name string, by holder) error {
+	return permanentError{fmt.Errorf("request %q: podIfName: %q is also what request %q of claim %s has in the same pod",
+		request, name, by.request, by.claim)}
 }
 
 // check refuses devices that others hold, names that clash in the pod, and configurations that a device cannot do.
@@ -277,17 +284,13 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 	}
 
-	type user struct {
-		request string
-		claim   Ref
-	}
-	names := map[string]user{}
+	names := map[string]holder{}
 	for row := range p.Allocations.List(txn, tables.AllocationsByPod(pod.UID)) {
 		if row.ClaimUID == claim.UID {
 			continue
 		}
 		if name := ifName(row.Config, row.PreparedDevice); name != "" {
-			names[name] = user{row.Request, row.ClaimRef()}
+			names[name] = holder{row.ClaimRef(), row.Request}
 		}
 	}
 	for _, w := range devices {
@@ -300,8 +303,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		switch {
 		case name == "":
 		case clash && other.claim != claim:
-			return permanentError{fmt.Errorf("request %q: podIfName: %q is also what request %q of claim %s has in the same pod",
-				w.request, name, other.request, other.claim)}
+			return errNameTaken(w.request, name, other)
 		case clash && other.request == w.request:
 			return permanentError{fmt.Errorf("request %q: podIfName: %q would name two devices of this one request; "+
 				"use a request of its own for each device, each with its podIfName", w.request, name)}
@@ -309,7 +311,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 			return permanentError{fmt.Errorf("request %q: podIfName: %q is also the interface name of request %q",
 				w.request, name, other.request)}
 		default:
-			names[name] = user{w.request, claim}
+			names[name] = holder{claim, w.request}
 		}
 	}
 
