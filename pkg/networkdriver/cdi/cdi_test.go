@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package cdi
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/require"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+const (
+	driver = "networkdriver.cilium.io"
+	claim  = kubetypes.UID("0b910db7-3b54-4e0c-9f32-6f5cba601fbf")
+	other  = kubetypes.UID("c1a1b2c3-3b54-4e0c-9f32-6f5cba601fbf")
+)
+
+func newFiles(t *testing.T, folder string) *Files {
+	return NewFiles(slog.New(slog.DiscardHandler), folder, driver)
+}
+
+// resolve does what a runtime does with the CDI devices of a container.
+func resolve(t *testing.T, folder string, ids ...string) ([]Marker, error) {
+	t.Helper()
+	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(folder))
+	require.NoError(t, err)
+	require.Empty(t, cache.GetErrors())
+	spec := &oci.Spec{Process: &oci.Process{Env: []string{"PATH=/bin"}}}
+	_, err = cache.InjectDevices(spec, ids...)
+	return MarkersIn(spec.Process.Env), err
+}
+
+// TestGate opens and closes a claim's gate. A container may list one of the requests, or all of them.
+func TestGate(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "cdi")
+	f := newFiles(t, folder)
+	lan, wan := ID(driver, claim, "lan/fast"), ID(driver, claim, "wan")
+	require.Equal(t, driver+"/claim="+string(claim)+"_lan", lan)
+	f.CloseGate(claim) // of a claim that has none, without a folder
+
+	require.NoError(t, f.OpenGate(claim, "sandbox1", []string{"wan", "lan/fast", "lan/slow"}))
+	for _, ids := range [][]string{{lan}, {wan}, {lan, wan}} {
+		markers, err := resolve(t, folder, ids...)
+		require.NoError(t, err)
+		require.Equal(t, []Marker{{claim, "sandbox1"}}, markers)
+	}
+	_, err := resolve(t, folder, ID(driver, other, "lan"))
+	require.ErrorContains(t, err, "unresolvable")
+
+	require.NoError(t, f.OpenGate(claim, "sandbox2", []string{"lan"}))
+	markers, err := resolve(t, folder, lan)
+	require.NoError(t, err)
+	require.Equal(t, []Marker{{claim, "sandbox2"}}, markers)
+
+	f.CloseGate(claim)
+	_, err = resolve(t, folder, lan)
+	require.ErrorContains(t, err, "unresolvable")
+}
+
+// TestMarkersOfOneEnvironment tells two claims of one pod apart.
+func TestMarkersOfOneEnvironment(t *testing.T) {
+	folder := t.TempDir()
+	f := newFiles(t, folder)
+	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	require.NoError(t, f.OpenGate(other, "s", []string{"net"}))
+	markers, err := resolve(t, folder, ID(driver, claim, "net"), ID(driver, other, "net"))
+	require.NoError(t, err)
+	require.ElementsMatch(t, []Marker{{claim, "s"}, {other, "s"}}, markers)
+	require.Empty(t, MarkersIn([]string{"A=b", markerPrefix + "X", markerPrefix + "X=y", "X" + markerPrefix + "X=y/z"}))
+}
+
+// TestVersion is the lowest that holds what is written, as older runtimes refuse what they do not know.
+func TestVersion(t *testing.T) {
+	folder := t.TempDir()
+	f := newFiles(t, folder)
+	for uid, want := range map[kubetypes.UID]string{claim: "0.5.0", other: "0.3.0"} {
+		require.NoError(t, f.OpenGate(uid, "s", []string{"net"}))
+		content, err := os.ReadFile(f.path(uid))
+		require.NoError(t, err)
+		require.Contains(t, string(content), `"cdiVersion":"`+want+`"`)
+		require.NotContains(t, f.path(uid), "_metadata_")
+	}
+}
+
+// TestVendor makes a kind of a driver's name that begins with a digit.
+func TestVendor(t *testing.T) {
+	folder := t.TempDir()
+	f := NewFiles(slog.New(slog.DiscardHandler), folder, "10g.example.com")
+	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	_, err := resolve(t, folder, ID("10g.example.com", claim, "net"))
+	require.NoError(t, err)
+}
+
+// TestUnchanged leaves a file alone that is right already.
+func TestUnchanged(t *testing.T) {
+	f := newFiles(t, t.TempDir())
+	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	before, err := os.Stat(f.path(claim))
+	require.NoError(t, err)
+	require.NoError(t, newFiles(t, f.folder).OpenGate(claim, "s", []string{"net"}))
+	after, err := os.Stat(f.path(claim))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after))
+}
+
+// TestCloseOtherGates removes what a former agent has left, and nothing else.
+func TestCloseOtherGates(t *testing.T) {
+	f := newFiles(t, filepath.Join(t.TempDir(), "cdi"))
+	f.CloseOtherGates(nil)
+	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	require.NoError(t, f.OpenGate(other, "s", []string{"net"}))
+	foreign := filepath.Join(f.folder, driver+"_metadata_"+string(other)+".json")
+	require.NoError(t, os.WriteFile(foreign, nil, 0o644))
+
+	newFiles(t, f.folder).CloseOtherGates([]kubetypes.UID{claim})
+	require.FileExists(t, f.path(claim))
+	require.NoFileExists(t, f.path(other))
+	require.FileExists(t, foreign)
+}
+
+// TestRepair makes up for a folder that cannot be written, and for files that somebody removed.
+func TestRepair(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "cdi")
+	require.NoError(t, os.WriteFile(folder, nil, 0o644), "a file in the place of the folder")
+	f := newFiles(t, folder)
+	_, changed := f.Problem()
+	require.ErrorContains(t, f.OpenGate(claim, "s", []string{"net"}), folder)
+	<-changed
+	problem, changed := f.Problem()
+	require.ErrorContains(t, problem, folder)
+	f.Repair()
+	again, stillOpen := f.Problem()
+	require.Equal(t, problem, again, "the same failure is no news")
+	require.Equal(t, changed, stillOpen)
+
+	require.NoError(t, os.Remove(folder))
+	f.Repair()
+	<-changed
+	problem, _ = f.Problem()
+	require.NoError(t, problem)
+	require.FileExists(t, f.path(claim))
+
+	require.NoError(t, os.RemoveAll(folder))
+	f.Repair()
+	require.FileExists(t, f.path(claim))
+
+	// What cannot be removed is seen, and removed later.
+	require.NoError(t, os.Remove(f.path(claim)))
+	require.NoError(t, os.MkdirAll(filepath.Join(f.path(claim), "full"), 0o755))
+	f.CloseGate(claim)
+	problem, _ = f.Problem()
+	require.ErrorContains(t, problem, "remove CDI spec file")
+	require.NoError(t, os.Remove(filepath.Join(f.path(claim), "full")))
+	f.Repair()
+	problem, _ = f.Problem()
+	require.NoError(t, problem)
+	require.NoFileExists(t, f.path(claim))
+}
+
+// TestReadMarkers sees that the runtime does not resolve CDI devices, and that it does again.
+func TestReadMarkers(t *testing.T) {
+	f := newFiles(t, t.TempDir())
+	marker := Marker{claim, "s"}
+	foreign := "gpu.example.com/claim=x"
+	require.Equal(t, []Marker{marker}, f.ReadMarkers([]string{"A=b", marker.variable()}, []string{ID(driver, claim, "net")}))
+	require.Empty(t, f.ReadMarkers([]string{"A=b"}, nil))
+	require.Empty(t, f.ReadMarkers([]string{"A=b"}, []string{foreign}))
+	problem, changed := f.Problem()
+	require.NoError(t, problem)
+
+	require.Empty(t, f.ReadMarkers([]string{"A=b"}, []string{foreign, ID(driver, claim, "net")}))
+	<-changed
+	problem, changed = f.Problem()
+	require.ErrorContains(t, problem, "enable CDI")
+	f.ReadMarkers([]string{"A=b"}, nil)
+	require.NotEmpty(t, f.ReadMarkers([]string{marker.variable()}, []string{ID(driver, claim, "net")}))
+	<-changed
+	problem, _ = f.Problem()
+	require.NoError(t, problem)
+}
