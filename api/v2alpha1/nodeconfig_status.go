@@ -16,6 +16,11 @@ const (
 	// ConditionDegraded is True when a part of the configuration could not be
 	// applied. The rest is at work.
 	ConditionDegraded = "Degraded"
+	// ConditionContainerGate is False when containers that list a claim may
+	// start without its devices while the agent is away, or may not start
+	// with them: the runtime does not resolve CDI devices, or the folder of
+	// CDI spec files cannot be written.
+	ConditionContainerGate = "ContainerGate"
 )
 
 // MaxSkippedDevices is the most entries that status.skippedDevices may have.

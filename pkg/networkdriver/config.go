@@ -21,6 +21,7 @@ type Config struct {
 	KubeletRootDir            string
 	NRISocketPath             string
 	NRIPluginIndex            string
+	CDISpecDir                string
 
 	AutoCreateCiliumNodeResource bool
 }
@@ -34,6 +35,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("kubelet-root-dir", c.KubeletRootDir, "Kubelet's data directory, where plugins register")
 	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
 	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
+	flags.String("cdi-spec-dir", c.CDISpecDir, "Folder of CDI spec files that the container runtime reads, and that a reboot empties")
 	flags.Bool("auto-create-cilium-node-resource", c.AutoCreateCiliumNodeResource, "Make the node's CiliumNode and keep its labels like the Node's; off beside Cilium, which does that")
 }
 
@@ -41,6 +43,7 @@ var defaultConfig = Config{
 	KubeletRootDir: "/var/lib/kubelet",
 	NRISocketPath:  "/var/run/nri/nri.sock",
 	NRIPluginIndex: nri.DefaultIndex,
+	CDISpecDir:     "/var/run/cdi",
 
 	AutoCreateCiliumNodeResource: true,
 }

@@ -127,6 +127,7 @@ func startAgentIn(t *testing.T, dir string, configs http.Handler, objects ...run
 	hive.AddConfigOverride(h, func(c *Config) {
 		c.EnableNetworkDriver, c.NodeName = true, testNode
 		c.AutoCreateCiliumNodeResource = false // the server has node configs only
+		c.CDISpecDir = filepath.Join(dir, "cdi")
 		c.NRISocketPath, c.KubeletRootDir, c.SysfsPath = filepath.Join(dir, "nri.sock"), dir, filepath.Join(dir, "sys")
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
@@ -39,6 +40,7 @@ var rooms = []room{
 	{"inventory", func(s *session, ctx context.Context, _ cell.Health) error { return s.inventory.Run(ctx) }, false},
 	{"claim-status", func(s *session, ctx context.Context, _ cell.Health) error { return s.writer.Run(ctx) }, false},
 	{"restore", (*session).restore, false},
+	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
 	{"nri", (*session).connectRuntime, false},
@@ -62,6 +64,7 @@ type session struct {
 	inventory   *inventory.Inventory
 	writer      *claims.Writer
 	nri         *nri.Plugin
+	gate        *cdi.Files
 	kubelet     *dra.Driver
 
 	// configs is what the device managers are told.
@@ -87,7 +90,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
 	})
-	d.outside.StatusWriter = s.writer
+	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
+	d.outside.StatusWriter, d.outside.Gate = s.writer, s.gate
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics,

@@ -41,6 +41,7 @@ const (
 	reasonPoolConflict     = "PoolConflict"
 	reasonNotRepresentable = "NotRepresentable"
 	reasonDeviceFailed     = "DeviceFailed"
+	reasonGateFailed       = "ContainerGateFailed"
 	reasonPartFailed       = "PartFailed"
 )
 
@@ -54,6 +55,8 @@ type view struct {
 	driverName string
 	// notReady are the reasons for not serving, the first cause first.
 	notReady []problem
+	// gate is why containers are not held back, or not let go, by the state of their devices; nil if they are.
+	gate error
 	// degraded are the parts that do not work while the rest does.
 	degraded []problem
 
@@ -115,9 +118,11 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	discovered, discoveredChanged := d.Devices.Initialized(txn)
 	runtime, runtimeChanged := d.nri.Status()
 	kubelet, kubeletChanged := d.session.kubelet.State()
+	gate, gateChanged := d.session.gate.Problem()
 
 	v := view{
 		driverName:  d.session.spec.DriverName,
+		gate:        gate,
 		allocations: statedb.Collect(allocations),
 		reports:     statedb.Collect(reports),
 	}
@@ -133,7 +138,7 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	}
 	v.addKubelet(kubelet)
 
-	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged)
+	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged, gateChanged)
 	if !restored {
 		watch.Add(restoredChanged)
 	}
@@ -208,6 +213,12 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 				fmt.Sprintf("device %s of claim %s: %s", a.DeviceName, a.Claim(), a.Error)})
 		}
 	}
+	gate := nodeconfig.Condition(v2alpha1.ConditionContainerGate, true, reasonAsConfigured,
+		"containers that list a claim start while its devices are in their pod")
+	if v.gate != nil {
+		gate = nodeconfig.Condition(v2alpha1.ConditionContainerGate, false, reasonGateFailed, v.gate.Error())
+		degraded = append(degraded, problem{reasonGateFailed, v.gate.Error()})
+	}
 	s.Pools = v.poolStatus()
 	for _, p := range s.Pools {
 		s.Devices += p.Devices
@@ -220,6 +231,7 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 	s.Conditions = []metav1.Condition{
 		nodeconfig.Condition(v2alpha1.ConditionReady, len(v.notReady) == 0, ready.reason, ready.message),
 		degradedCondition(degraded),
+		gate,
 	}
 	return s
 }

@@ -49,6 +49,7 @@ func TestStatusServing(t *testing.T) {
 	}, s.SkippedDevices)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v2alpha1.ConditionReady).Status)
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v2alpha1.ConditionDegraded).Status)
+	require.Equal(t, metav1.ConditionTrue, condition(t, s, v2alpha1.ConditionContainerGate).Status)
 }
 
 func TestStatusProblems(t *testing.T) {
@@ -68,6 +69,7 @@ func TestStatusProblems(t *testing.T) {
 			Omissions: []pools.Omission{{Pool: "a", Device: "d3", Attribute: "x", Reason: "too long"}},
 		},
 	})
+	v.gate = errors.New("no space left on device")
 	s := v.status()
 	ready := condition(t, s, v2alpha1.ConditionReady)
 	require.Equal(t, metav1.ConditionFalse, ready.Status)
@@ -77,9 +79,12 @@ func TestStatusProblems(t *testing.T) {
 	degraded := condition(t, s, v2alpha1.ConditionDegraded)
 	require.Equal(t, metav1.ConditionTrue, degraded.Status)
 	for _, part := range []string{
-		"sriov.ifaces[0].vfCount: PF ens1f0", "device 0000-03-00-1 of claim ns/c: VF is stuck",
+		"sriov.ifaces[0].vfCount: PF ens1f0", "device 0000-03-00-1 of claim ns/c: VF is stuck", "no space left on device",
 		"d1 is prepared in the pools [a b] and is not advertised", "d2 matches the pools [a b] and is in a", "too long",
 	} {
 		require.Contains(t, degraded.Message, part)
 	}
+	gate := condition(t, s, v2alpha1.ConditionContainerGate)
+	require.Equal(t, metav1.ConditionFalse, gate.Status)
+	require.Equal(t, "no space left on device", gate.Message)
 }

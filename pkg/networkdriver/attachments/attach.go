@@ -63,6 +63,14 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 			return fmt.Errorf("%s: %w", describe(row), m.err)
 		}
 	}
+	if err := r.openGates(claimsOf(rows), s.ID); err != nil {
+		for _, m := range moves {
+			m.err = err
+		}
+		r.undo(ctx, moves, s)
+		r.discard(ctx, r.commit(moves), s)
+		return err
+	}
 	if lost := r.commit(moves); len(lost) > 0 {
 		r.discard(ctx, lost, s)
 		return fmt.Errorf("%s: the claim was unprepared meanwhile", describe(lost[0].row))
@@ -83,7 +91,7 @@ func (r *Room) attach(ctx context.Context, m *move, s Sandbox) {
 
 	if m.now.Attachment != nil {
 		// The pod's sandbox was made anew and the old one has not been stopped yet.
-		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now.PreparedDevice); err != nil {
+		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now); err != nil {
 			m.err = fmt.Errorf("take the link out of the pod's former sandbox %s: %w", m.now.Attachment.SandboxID, err)
 			return
 		}
@@ -144,7 +152,7 @@ func (r *Room) undo(ctx context.Context, moves []*move, s Sandbox) {
 		if m.now.Attachment == nil || m.now.Attachment.SandboxID != s.ID {
 			continue
 		}
-		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now.PreparedDevice); err != nil {
+		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now); err != nil {
 			m.err = errors.Join(m.err, fmt.Errorf("bring the link back to the host: %w", err))
 			continue
 		}
@@ -197,7 +205,7 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 		}
 		m := begin(row)
 		moves = append(moves, m)
-		if m.err = r.detach(ctx, from, row.PreparedDevice); m.err != nil {
+		if m.err = r.detach(ctx, from, row); m.err != nil {
 			failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), m.err))
 			continue
 		}
@@ -209,8 +217,11 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 	return failed
 }
 
-// detach brings a link home. A virtual link that ended with its namespace has nothing left to bring.
-func (r *Room) detach(ctx context.Context, netns string, dev types.Device) (err error) {
+// detach brings a row's link home, after the gate to it was closed. A virtual link that ended with its namespace has nothing
+// left to bring.
+func (r *Room) detach(ctx context.Context, netns string, row *tables.DRAAllocation) (err error) {
+	r.world.CloseGate(row.ClaimUID)
+	dev := row.PreparedDevice
 	if dev.Link().IsZero() {
 		return nil
 	}

@@ -188,7 +188,7 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 	if row.Attachment != nil {
 		netns = row.Attachment.NetNS
 	}
-	if err := c.room.detach(ctx, netns, row.PreparedDevice); err != nil {
+	if err := c.room.detach(ctx, netns, row); err != nil {
 		return c.fail(row, fmt.Errorf("bring device %s back from pod %s: %w", row.DeviceName, row.Pod(), err))
 	}
 	row, err = c.room.edit(row, func(r *tables.DRAAllocation) { r.Attachment = nil })

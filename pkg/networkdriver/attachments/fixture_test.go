@@ -64,6 +64,7 @@ type fakeWorld struct {
 	block     map[string]chan struct{}
 	statuses  map[kubetypes.UID][]string // devices by claim
 	withdrawn []tables.ClaimRef
+	gates     map[kubetypes.UID]string // sandbox and requests by claim
 }
 
 var (
@@ -267,7 +268,7 @@ func newFixture(tb testing.TB) *fixture {
 	world := &fakeWorld{
 		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
 		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		statuses: map[kubetypes.UID][]string{},
+		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{},
 	}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)

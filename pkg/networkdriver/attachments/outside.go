@@ -24,6 +24,8 @@ type Outside struct {
 	*podnet.Mover
 	// StatusWriter is set before the room is used: it goes by the driver's name, which the node config says.
 	StatusWriter
+	// Gate goes by the driver's name too.
+	Gate
 	hostNetNS os.FileInfo
 }
 

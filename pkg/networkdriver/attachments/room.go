@@ -65,6 +65,7 @@ func (r *Room) Restore(rows []*tables.DRAAllocation) error {
 	if err := r.update(changes...); err != nil {
 		return err
 	}
+	r.world.CloseOtherGates(claimsOf(rows))
 	txn := r.db.WriteTxn(r.table)
 	defer txn.Commit()
 	r.restored(txn)

@@ -83,7 +83,7 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 				missing = append(missing, row)
 				continue
 			}
-			if m.err = r.detach(ctx, row.Attachment.NetNS, m.now.PreparedDevice); m.err != nil {
+			if m.err = r.detach(ctx, row.Attachment.NetNS, m.now); m.err != nil {
 				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), m.err))
 				break
 			}
@@ -93,6 +93,9 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 		moves = append(moves, m)
 	}
 	r.commit(moves)
+	if failed == nil {
+		r.syncGates(uid)
+	}
 
 	target, ok := lateTarget(sandboxes)
 	if !ok || len(missing) == 0 || failed != nil || slices.ContainsFunc(rows, releasing) {

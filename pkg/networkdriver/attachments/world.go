@@ -31,7 +31,8 @@ type Sandbox struct {
 // Pod is the pod's namespace and name.
 func (s Sandbox) Pod() string { return s.PodNamespace + "/" + s.PodName }
 
-// World is all that the room reaches outside: the kernel, by links and by devices, the claims' status and the clock.
+// World is all that the room reaches outside: the kernel, by links and by devices, the claims' status, the gate before
+// containers, and the clock.
 // [Outside] is the real one. No write transaction is open while the room calls it.
 type World interface {
 	// Attach moves the device's link from the host into the namespace, names it podIfName (its host name when empty) and
@@ -52,6 +53,7 @@ type World interface {
 	Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error
 
 	StatusWriter
+	Gate
 
 	// Now is the time.
 	Now() time.Time

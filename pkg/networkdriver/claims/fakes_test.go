@@ -25,6 +25,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -124,6 +125,12 @@ func (h *host) Setup(ctx context.Context, dev types.Device, config types.DeviceC
 }
 func (h *host) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
 	return dev.Free(ctx, config)
+}
+func (h *host) OpenGate(kubetypes.UID, string, []string) error { return nil }
+func (h *host) CloseGate(kubetypes.UID)                        {}
+func (h *host) CloseOtherGates([]kubetypes.UID)                {}
+func (h *host) ReadMarkers(environment, _ []string) []cdi.Marker {
+	return cdi.MarkersIn(environment)
 }
 func (h *host) Now() time.Time { return time.Now() }
 func (h *host) WithTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {

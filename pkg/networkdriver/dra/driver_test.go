@@ -80,6 +80,7 @@ func TestRegisterAndServe(t *testing.T) {
 	assert.Equal(t, []string{"net"}, device.RequestNames)
 	assert.Equal(t, "worker-node-1/fast", device.PoolName)
 	assert.Equal(t, "dummy0", device.DeviceName)
+	assert.Equal(t, []string{f.config.DriverName + "/claim=good-uid_net"}, device.CdiDeviceIds)
 	assert.Equal(t, "request net: vlan: 5000 is not in 0..4094", prepared.Claims["bad-uid"].Error)
 
 	unprepared, err := client.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: refs})
@@ -181,7 +182,7 @@ func TestSocketPathTooLong(t *testing.T) {
 func TestClaimsInParallel(t *testing.T) {
 	var running, most atomic.Int32
 	release := make(chan struct{})
-	p := newKubeletPlugin(nil, fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
+	p := newKubeletPlugin(nil, "", fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
 		n := running.Add(1)
 		defer running.Add(-1)
 		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
@@ -221,7 +222,7 @@ func TestClaimsInParallel(t *testing.T) {
 func TestAwaitingTakesNoSlot(t *testing.T) {
 	var waiting atomic.Int32
 	freed := make(chan struct{})
-	p := newKubeletPlugin(nil, fakeClaims{
+	p := newKubeletPlugin(nil, "", fakeClaims{
 		await:     func(context.Context, *resourceapi.ResourceClaim) { waiting.Add(1); <-freed },
 		unprepare: func(context.Context, kubetypes.UID) error { close(freed); return nil },
 	}, fakeRuntime{})

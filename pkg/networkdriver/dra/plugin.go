@@ -14,6 +14,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 )
 
@@ -44,6 +45,7 @@ type Runtime interface {
 // kubeletPlugin answers kubelet's calls.
 type kubeletPlugin struct {
 	log     *slog.Logger
+	driver  string
 	claims  Claims
 	runtime Runtime
 	// slots has room for the claims that are worked on.
@@ -54,8 +56,10 @@ type kubeletPlugin struct {
 
 var _ kubeletplugin.DRAPlugin = &kubeletPlugin{}
 
-func newKubeletPlugin(log *slog.Logger, claims Claims, runtime Runtime) *kubeletPlugin {
-	return &kubeletPlugin{log: log, claims: claims, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1)}
+func newKubeletPlugin(log *slog.Logger, driver string, claims Claims, runtime Runtime) *kubeletPlugin {
+	return &kubeletPlugin{
+		log: log, driver: driver, claims: claims, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1),
+	}
 }
 
 // PrepareResourceClaims implements [kubeletplugin.DRAPlugin].
@@ -67,7 +71,10 @@ func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourc
 		}
 		devices := make([]kubeletplugin.Device, len(result.Devices))
 		for i, d := range result.Devices {
-			devices[i] = kubeletplugin.Device{Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device}
+			devices[i] = kubeletplugin.Device{
+				Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device,
+				CDIDeviceIDs: []string{cdi.ID(p.driver, claim.UID, d.Request)},
+			}
 		}
 		return kubeletplugin.PrepareResult{Devices: devices}
 	}

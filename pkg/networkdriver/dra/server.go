@@ -66,7 +66,7 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 	}
 	s := &server{
 		log:      d.log,
-		plugin:   newKubeletPlugin(d.log, d.claims, d.runtime),
+		plugin:   newKubeletPlugin(d.log, d.config.DriverName, d.claims, d.runtime),
 		statuses: make(chan *registerapi.RegistrationStatus, 16),
 		sockets:  map[string]os.FileInfo{},
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -25,6 +26,7 @@ type fakePods struct {
 	calls []string                 // "attach s1"
 	seen  []attachments.Sandbox    // of the last call
 	fail  map[string]error         // by call
+	admit error                    // of a container that has something to tell
 	block map[string]chan struct{} // calls that wait, whatever their context
 }
 
@@ -98,6 +100,14 @@ func (p *fakePods) InPlace(pod kubetypes.UID, sandboxID string) bool {
 	defer p.mu.Unlock()
 	at, ok := p.place[pod]
 	return !ok || at == sandboxID
+}
+
+func (p *fakePods) Admit(s attachments.Sandbox, environment, devices []string) error {
+	if len(environment) == 0 {
+		return nil
+	}
+	_ = p.enter(context.Background(), strings.Join(slices.Concat([]string{"admit", s.ID}, environment, devices), " "))
+	return p.admit
 }
 
 func (p *fakePods) Attach(ctx context.Context, s attachments.Sandbox) error {

@@ -33,6 +33,8 @@ type Pods interface {
 	HasDevices(pod kubetypes.UID) bool
 	// InPlace says whether every device of the pod is in this sandbox.
 	InPlace(pod kubetypes.UID, sandboxID string) bool
+	// Admit says why a container with this environment and these CDI devices must not start in the sandbox.
+	Admit(s attachments.Sandbox, environment, devices []string) error
 	// Attach puts all devices of the pod into the sandbox, or none.
 	Attach(ctx context.Context, s attachments.Sandbox) error
 	// Detach brings home what is in this sandbox.
@@ -81,16 +83,23 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	})
 }
 
-// CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it. It is what
-// keeps a pod from running bare when its sandbox started while the driver was away.
+// CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it, and one that uses
+// the claim of another pod. It is what keeps a pod from running bare when its sandbox started while the driver was away.
 func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	if h.pods.InPlace(kubetypes.UID(pod.GetUid()), pod.GetId()) {
-		return nil, nil, nil
-	}
 	s := sandboxOf(pod)
-	err := h.bounded(ctx, "late attach", s, func(ctx context.Context) error {
-		return h.pods.Attach(ctx, s)
-	})
+	var err error
+	if !h.pods.InPlace(s.PodUID, s.ID) {
+		err = h.bounded(ctx, "late attach", s, func(ctx context.Context) error {
+			return h.pods.Attach(ctx, s)
+		})
+	}
+	if err == nil {
+		var devices []string
+		for _, device := range ctr.GetCDIDevices() {
+			devices = append(devices, device.GetName())
+		}
+		err = h.pods.Admit(s, ctr.GetEnv(), devices)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("container %s is not started without its pod's devices: %w", ctr.GetName(), err)
 	}

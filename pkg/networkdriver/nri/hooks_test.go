@@ -17,6 +17,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -43,7 +44,16 @@ func TestHooks(t *testing.T) {
 	_, _, err = f.hooks.CreateContainer(ctx, pod, &api.Container{Name: "app"})
 	require.EqualError(t, err, "container app is not started without its pod's devices: device a: busy")
 
+	// A container that uses another pod's claim, in a pod that has nothing.
 	f.pods.takeCalls()
+	f.pods.admit = errors.New("claim is in use")
+	second := newSandbox("second", "s3")
+	_, _, err = f.hooks.CreateContainer(ctx, second, &api.Container{
+		Name: "app", Env: []string{"A=b"}, CDIDevices: []*api.CDIDevice{{Name: "d/claim=x"}},
+	})
+	require.EqualError(t, err, "container app is not started without its pod's devices: claim is in use")
+	require.Equal(t, []string{"admit s3 A=b d/claim=x"}, f.pods.takeCalls())
+
 	f.pods.failWith("detach s1", errors.New("busy"))
 	require.NoError(t, f.hooks.StopPodSandbox(ctx, pod), "a pod must be able to end")
 	require.NoError(t, f.hooks.RemovePodSandbox(ctx, pod))
@@ -139,7 +149,7 @@ func BenchmarkHookWithoutClaim(b *testing.B) {
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)
 	log := slog.New(slog.DiscardHandler)
-	room := attachments.New(log, db, table, nil, metrics)
+	room := attachments.New(log, db, table, &attachments.Outside{Gate: cdi.NewFiles(log, b.TempDir(), "driver")}, metrics)
 	var rows []*tables.DRAAllocation
 	for i := range 256 {
 		rows = append(rows, &tables.DRAAllocation{

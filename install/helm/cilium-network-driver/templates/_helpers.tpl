@@ -106,6 +106,7 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
   "log-format" .Values.logFormat
   "kubelet-root-dir" .Values.agent.kubeletRootDir
   "nri-socket-path" .Values.agent.nriSocketPath
+  "cdi-spec-dir" .Values.agent.cdiSpecDir
   "nri-plugin-index" .Values.agent.nriPluginIndex
   "sysfs-path" "/host/sys"
   "k8s-client-qps" (include "network-driver.flag" .Values.agent.k8sClient.qps)

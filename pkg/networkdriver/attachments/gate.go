@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"fmt"
+
+	"github.com/cilium/statedb"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// Gate holds back the containers that list a claim while its devices are not in a sandbox; [cdi.Files] is the one.
+type Gate interface {
+	// OpenGate lets containers start that list one of the claim's requests, and has them marked with the sandbox.
+	OpenGate(claim kubetypes.UID, sandbox string, requests []string) error
+	// CloseGate holds them back, now or as soon as that is possible.
+	CloseGate(claim kubetypes.UID)
+	// CloseOtherGates closes all gates but those of the claims.
+	CloseOtherGates(claims []kubetypes.UID)
+	// ReadMarkers returns what marks a container with this environment and these CDI devices.
+	ReadMarkers(environment, devices []string) []cdi.Marker
+}
+
+// openGates opens the gates of claims whose devices are all in the sandbox. The claims' locks are needed.
+func (r *Room) openGates(claims []kubetypes.UID, sandbox string) error {
+	for _, claim := range claims {
+		var requests []string
+		var ref tables.ClaimRef
+		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
+			requests = append(requests, row.Request)
+			ref = row.ClaimRef()
+		}
+		if err := r.world.OpenGate(claim, sandbox, requests); err != nil {
+			return fmt.Errorf("let containers use claim %s: %w", ref, err)
+		}
+	}
+	return nil
+}
+
+// syncGates opens or closes the gates of the pod's claims by what the rows say. The claims' locks are needed.
+func (r *Room) syncGates(pod kubetypes.UID) {
+	for _, claim := range claimsOf(r.rowsOfPod(pod)) {
+		if sandbox, ok := r.sandboxOf(claim); ok {
+			_ = r.openGates([]kubetypes.UID{claim}, sandbox) // the gate is tried again by itself
+		} else {
+			r.world.CloseGate(claim)
+		}
+	}
+}
+
+// sandboxOf returns the one sandbox that all devices of the claim are in, to stay.
+func (r *Room) sandboxOf(claim kubetypes.UID) (sandbox string, ok bool) {
+	for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
+		if row.Releasing || row.Attachment == nil || ok && row.Attachment.SandboxID != sandbox {
+			return "", false
+		}
+		sandbox, ok = row.Attachment.SandboxID, true
+	}
+	return sandbox, ok
+}
+
+// Admit says why a container with this environment and these CDI devices must not start in the sandbox: it uses a claim
+// whose devices are in another one. That is how a pod is recognised that shares the claim of another pod, since kubelet
+// prepares a claim once.
+func (r *Room) Admit(s Sandbox, environment, devices []string) error {
+	for _, marker := range r.world.ReadMarkers(environment, devices) {
+		rows := statedb.Collect(r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(marker.Claim)))
+		if len(rows) == 0 && marker.Sandbox != s.ID {
+			return fmt.Errorf("the claim with uid %s is not prepared, or not by this driver any more", marker.Claim)
+		}
+		for _, row := range rows {
+			switch {
+			case attachedTo(row, s.ID) && !row.Releasing:
+			case row.PodUID == s.PodUID:
+				return fmt.Errorf("%s is not in the sandbox yet", describe(row))
+			default:
+				return inUse(row)
+			}
+		}
+	}
+	return nil
+}
+
+// inUse refuses a second pod of a claim.
+func inUse(row *tables.DRAAllocation) error {
+	return fmt.Errorf("claim %s is in use by pod %s (uid %s), which has device %s; a network device is in one pod at a time: "+
+		"give each pod a claim of its own by a ResourceClaimTemplate, or have a Deployment end the old pod first (strategy Recreate)",
+		row.Claim(), row.Pod(), row.PodUID, row.DeviceName)
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// OpenGate notes which containers may start.
+func (w *fakeWorld) OpenGate(claim kubetypes.UID, sandbox string, requests []string) error {
+	w.write().Abort()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.fail["open "+string(claim)]; err != nil {
+		return err
+	}
+	w.gates[claim] = sandbox + " " + strings.Join(requests, ",")
+	return nil
+}
+
+// CloseGate must come before the links leave.
+func (w *fakeWorld) CloseGate(claim kubetypes.UID) {
+	w.write().Abort()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.gates, claim)
+}
+
+func (w *fakeWorld) CloseOtherGates(claims []kubetypes.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for claim := range w.gates {
+		if !slices.Contains(claims, claim) {
+			delete(w.gates, claim)
+		}
+	}
+}
+
+func (w *fakeWorld) ReadMarkers(environment, _ []string) []cdi.Marker {
+	return cdi.MarkersIn(environment)
+}
+
+// gate says which sandbox the gate of the pod's claim is open for, and for which requests.
+func (f *fixture) gate(pod kubetypes.UID) string {
+	f.world.mu.Lock()
+	defer f.world.mu.Unlock()
+	return f.world.gates["claim-of-"+pod]
+}
+
+// marked is the environment of a container that the pod's claim was resolved for.
+func marked(pod kubetypes.UID, sandbox string) []string {
+	return []string{"PATH=/bin", "NETWORKDRIVER_CLAIM_X=claim-of-" + string(pod) + "/" + sandbox}
+}
+
+// The gate is open while the devices are in the sandbox.
+func TestGateFollowsTheDevices(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "a", 1)
+	vfio, _ := f.newRow("pod", "vfio", -1)
+	vfio.Request = "user"
+	f.insert(vfio)
+	pod := newSandbox("pod", "s1")
+	require.Empty(t, f.gate("pod"))
+	require.NoError(t, f.Attach(t.Context(), pod))
+	require.Equal(t, "s1 net,user", f.gate("pod"))
+
+	// It is closed before the first link leaves.
+	release := f.world.hold("detach a")
+	done := make(chan error)
+	go func() { done <- f.Detach(t.Context(), pod) }()
+	require.Eventually(t, f.world.seen("detach a"), waitFor, tick)
+	require.Empty(t, f.gate("pod"))
+	release()
+	require.NoError(t, <-done)
+
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s2")))
+	require.Equal(t, "s2 net,user", f.gate("pod"))
+	require.NoError(t, f.release(t.Context(), "pod"))
+	require.Empty(t, f.gate("pod"))
+}
+
+// A gate that stays closed is an attach that failed, and nothing is left in the pod.
+func TestGateThatCannotBeOpened(t *testing.T) {
+	f := newFixture(t)
+	a := f.prepare("pod", "a", 1)
+	f.world.fail["open claim-of-pod"] = errors.New("no space left on device")
+	require.ErrorContains(t, f.Attach(t.Context(), newSandbox("pod", "s1")), "default/claim: no space left on device")
+	f.at(a, "", "")
+	require.Contains(t, f.row("a").Error, "no space left on device")
+	require.Empty(t, f.gate("pod"))
+
+	clear(f.world.fail)
+	pod := newSandbox("pod", "s2")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.at(a, pod.NetNS, "s2")
+	require.Empty(t, f.row("a").Error)
+}
+
+// A failed attach leaves no gate open, that of the pod's other claim included.
+func TestGateAfterFailedAttach(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "a", 1)
+	other, _ := f.newRow("pod", "b", 2)
+	other.ClaimUID = "claim-of-other"
+	f.insert(other)
+	f.world.fail["open claim-of-pod"] = errors.New("no")
+	require.Error(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
+	require.Empty(t, f.world.gates)
+}
+
+// After a restart the gates are what the sandboxes say.
+func TestGateAfterRestart(t *testing.T) {
+	f := newFixture(t)
+	inside, dev := f.newRow("inside", "a", 1)
+	gone, _ := f.newRow("gone", "b", 2)
+	late, _ := f.newRow("late", "c", 3)
+	pod := newSandbox("inside", "s1")
+	f.world.put(dev.ID, pod.NetNS)
+	f.world.gates = map[kubetypes.UID]string{
+		"claim-of-inside": "s1 net", "claim-of-gone": "s0 net", "claim-of-late": "s0 net", "claim-of-nobody": "s9 net",
+	}
+	require.NoError(t, f.Restore([]*tables.DRAAllocation{inside, gone, late}))
+	require.Equal(t, "s1 net", f.gate("inside"), "a restart does not close it")
+	require.Empty(t, f.gate("nobody"))
+
+	f.world.gates["claim-of-inside"] = ""
+	f.Synchronize(t.Context(), []Sandbox{pod, newSandbox("late", "s2")})
+	require.Equal(t, "s1 net", f.gate("inside"))
+	require.Empty(t, f.gate("gone"))
+	require.Equal(t, "s2 net", f.gate("late"))
+}
+
+// A second pod of a claim is refused, and is told who has the device and what to do.
+func TestAdmit(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("one", "a", 1)
+	one, two := newSandbox("one", "s1"), newSandbox("two", "s2")
+	require.NoError(t, f.Attach(t.Context(), one))
+	require.NoError(t, f.Attach(t.Context(), two), "kubelet has prepared nothing for it")
+	require.NoError(t, f.Admit(one, marked("one", "s1"), nil))
+	require.NoError(t, f.Admit(one, marked("one", "s0"), nil), "the devices have come meanwhile")
+	require.NoError(t, f.Admit(two, []string{"PATH=/bin"}, nil), "does not use the claim")
+
+	err := f.Admit(two, marked("one", "s1"), nil)
+	for _, part := range []string{"claim default/claim is in use by pod default/one", "device a", "ResourceClaimTemplate", "Recreate"} {
+		require.ErrorContains(t, err, part)
+	}
+	require.NoError(t, f.Detach(t.Context(), one))
+	require.ErrorContains(t, f.Admit(one, marked("one", "s1"), nil), "not in the sandbox")
+	require.NoError(t, f.release(t.Context(), "one"))
+	require.ErrorContains(t, f.Admit(two, marked("one", "s1"), nil), "claim-of-one is not prepared")
+}
