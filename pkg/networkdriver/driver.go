@@ -65,6 +65,7 @@ type driver struct {
 	inventory    *inventory.Inventory
 	mover        *podnet.Mover
 	outside      *attachments.Outside
+	events       *podEvents
 	room         *attachments.Room
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
@@ -110,7 +111,8 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		}
 	}
 	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath})
-	outside, err := attachments.NewOutside(mover)
+	events := newPodEvents(p.Clientset, p.Config.NodeName)
+	outside, err := attachments.NewOutside(mover, events)
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +134,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
 		outside:      outside,
+		events:       events,
 		room:         room,
 		hooks:        hooks,
 		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
@@ -166,6 +169,7 @@ func (d *driver) alive() error {
 func (d *driver) jobs() []job.Job {
 	jobs := []job.Job{
 		d.job("node", d.node.Run),
+		d.job("events", d.events.Run),
 		d.job("node-config-watcher", d.configs.Run),
 		d.job("node-config-status", d.statuses.Run),
 		job.Timer("link-names", d.mover.Repair, repairInterval),

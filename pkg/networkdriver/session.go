@@ -44,6 +44,7 @@ var rooms = []room{
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
 	{"nri", (*session).connectRuntime, false},
+	{"hand-over", (*session).handOverClaims, false},
 	{"kubelet", (*session).serveKubelet, true},
 }
 
@@ -66,6 +67,7 @@ type session struct {
 	nri         *nri.Plugin
 	gate        *cdi.Files
 	kubelet     *dra.Driver
+	handOver    *claims.HandOver
 
 	// configs is what the device managers are told.
 	configs managerConfigs
@@ -94,8 +96,9 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	d.outside.StatusWriter, d.outside.Gate = s.writer, s.gate
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
 	})
+	s.handOver = claims.NewHandOver(s.log, preparer, claimClient, d.events)
 	s.kubelet = dra.New(dra.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer,
 		Runtime: d.nri, Metrics: d.draMetrics,
@@ -197,6 +200,14 @@ func (s *session) connectRuntime(ctx context.Context, _ cell.Health) error {
 		return nil
 	}
 	return s.nri.Run(ctx)
+}
+
+// handOverClaims needs to know the sandboxes.
+func (s *session) handOverClaims(ctx context.Context, _ cell.Health) error {
+	if err := s.nri.WaitConnected(ctx); err != nil {
+		return err
+	}
+	return s.handOver.Run(ctx)
 }
 
 // serveKubelet connects to kubelet when the runtime is connected: a claim must not be prepared that nobody would then

@@ -117,26 +117,31 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 
 	e.logSays(m, "Registered with kubelet")
 	resume = e.holdSandboxes(n)
-	e.pod("dummy", n.Name(), "dummy")
+	e.changedPod("dummy", n.Name(), "dummy", func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Claims = nil
+	})
+	e.pod("gated", n.Name(), "dummy")
 	e.changedPod("strict", n.Name(), "dummy", func(pod *corev1.Pod) {
 		pod.Annotations = map[string]string{"required-plugins.noderesource.dev": "[networkdriver]"}
 	})
-	prepared(3)
+	prepared(4)
 	e.killAgent(n)
 	resume()
 	e.running("dummy")
 	require.NotEmpty(e, e.hasInterface("dummy", "dum0"), "without the agent there is nobody to move it")
 	e.eventSays("strict", `required plugin "networkdriver" not present`)
+	e.eventSays("gated", "unresolvable CDI device")
+	e.neverStarted("gated")
 	m = e.mark(n, deploy.Agent)
 	e.startAgent(n)
-	e.running("strict")
-	for _, pod := range []string{"dummy", "strict"} {
+	e.running("strict", "gated")
+	for _, pod := range []string{"dummy", "strict", "gated"} {
 		e.eventually(pod, func() string { return e.hasInterface(pod, "dum0") })
 	}
-	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 2)
+	require.Len(e, e.matching(m, "Device attached", "interface=dum0"), 3)
 	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
 
-	e.deletePods("vf", "dummy", "strict")
+	e.deletePods("vf", "dummy", "gated", "strict")
 	e.noAllocations(n)
 }
 

@@ -17,6 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cilium/networkdriver/test/deploy"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -84,28 +85,47 @@ func (e *T) heldUntilStopped() bool {
 	return refused
 }
 
-// TestSharedClaim gives one claim to two pods: it is refused for both as long as two are there, and serves the one
-// that is left.
+// TestSharedClaim gives one claim to several pods of a node: one has the device, the others are told so and start no
+// container, and when it has gone the next one gets it. Kubelet asks the driver for the first pod only.
 func TestSharedClaim(t *testing.T) {
 	e := start(t)
 	n := e.node
-	e.configure(e.node.Name(), dummySpec(2))
-	e.waitDevices(e.node.Name(), "fast-net", 2)
-	e.class("dummy", "fast-net")
-	_, err := e.Client.ResourceV1().ResourceClaims(e.ns).Create(e.ctx, &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{e.request("net", "dummy")},
-			Config:   []resourceapi.DeviceClaimConfiguration{config(`{"podIfName": "dum0"}`)},
-		}},
-	}, metav1.CreateOptions{})
-	require.NoError(e, err)
+	e.sharedClaim()
+	e.podShared("one")
+	e.running("one")
+	require.Empty(e, e.hasInterface("one", "dum0"))
 
-	// Kubelet asks when both pods have been given the claim.
+	e.podShared("two")
+	e.refusedFor("two", "one")
+	require.Empty(e, e.hasInterface("one", "dum0"))
+	m := e.mark(n, deploy.Agent)
+	e.deletePods("one")
+	e.passedOn(m, "two")
+
+	// Kubelet asks again when it is restarted. The pod that has the device keeps it, and what the agent knew of the two it
+	// finds out again.
+	e.podShared("three")
+	e.refusedFor("three", "two")
+	require.NoError(e, n.Restart(e.ctx, lab.Kubelet))
+	require.NoError(e, e.RestartAgent(e.ctx, n))
+	require.Empty(e, e.hasInterface("two", "dum0"))
+	e.neverStarted("three")
+	m = e.mark(n, deploy.Agent)
+	e.deletePods("two")
+	e.passedOn(m, "three")
+	e.deletePods("three")
+	e.noAllocations(n)
+}
+
+// TestSharedClaimFromTheBeginning gives one claim to two pods before kubelet asks for either: the first sandbox gets the
+// device.
+func TestSharedClaimFromTheBeginning(t *testing.T) {
+	e := start(t)
+	n := e.node
+	e.sharedClaim()
 	resume := e.pause(n, lab.Kubelet)
-	for _, pod := range []string{"one", "two"} {
-		e.podWith(pod, e.node.Name(), corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
-	}
+	e.podShared("one")
+	e.podShared("two")
 	e.eventually("claim", func() string {
 		claim, err := e.Client.ResourceV1().ResourceClaims(e.ns).Get(e.ctx, "shared", metav1.GetOptions{})
 		require.NoError(e, err)
@@ -115,16 +135,87 @@ func TestSharedClaim(t *testing.T) {
 		return ""
 	})
 	resume()
-	for _, pod := range []string{"one", "two"} {
-		e.eventSays(pod, "shared", "reserved for 2 pods", `"one"`, `"two"`)
+	holder, other := "one", "two"
+	e.eventually("one of the pods", func() string {
+		for _, pod := range []string{"one", "two"} {
+			if len(e.allocationsOf(pod)) > 0 && e.isRunning(pod) {
+				holder = pod
+				return ""
+			}
+		}
+		return "runs"
+	})
+	if holder == other {
+		other = "one"
 	}
-	require.Empty(e, e.allocations(n))
-
-	e.deletePods("two")
-	e.running("one")
-	require.Empty(e, e.hasInterface("one", "dum0"))
-	e.deletePods("one")
+	require.Empty(e, e.hasInterface(holder, "dum0"))
+	e.refusedFor(other, holder)
+	m := e.mark(n, deploy.Agent)
+	e.deletePods(holder)
+	e.passedOn(m, other)
+	e.deletePods(other)
 	e.noAllocations(n)
+}
+
+// sharedClaim makes the claim "shared" for the only device of the node.
+func (e *T) sharedClaim() {
+	e.Helper()
+	e.configure(e.node.Name(), dummySpec(1))
+	e.waitDevices(e.node.Name(), "fast-net", 1)
+	e.class("dummy", "fast-net")
+	_, err := e.Client.ResourceV1().ResourceClaims(e.ns).Create(e.ctx, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{e.request("net", "dummy")},
+			Config:   []resourceapi.DeviceClaimConfiguration{config(`{"podIfName": "dum0"}`)},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(e, err)
+}
+
+// podShared makes a pod that uses it.
+func (e *T) podShared(name string) {
+	e.Helper()
+	e.podWith(name, e.node.Name(), corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
+}
+
+// refusedFor waits until the pod has been told who has the device, and what to do.
+func (e *T) refusedFor(pod, holder string) {
+	e.Helper()
+	e.eventSays(pod, "ClaimInUse: claim "+e.ns+"/shared is in use by pod "+e.ns+"/"+holder, "ResourceClaimTemplate", "Recreate")
+	e.neverStarted(pod)
+}
+
+// passedOn waits until the pod runs with the device. It has not run without it.
+func (e *T) passedOn(m logMark, pod string) {
+	e.Helper()
+	e.running(pod)
+	require.Empty(e, e.hasInterface(pod, "dum0"))
+	require.NotEmpty(e, e.matching(m, "Device attached to its pod", e.ns+"/"+pod), "from when the device was passed on")
+	rows := e.allocationsOf(pod)
+	require.Len(e, rows, 1)
+	require.NotNil(e, rows[0].Attachment)
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
+	require.NoError(e, err)
+	require.Zero(e, object.Status.ContainerStatuses[0].RestartCount)
+}
+
+// neverStarted asserts that no container of the pod has started, now or before.
+func (e *T) neverStarted(pod string) {
+	e.Helper()
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
+	require.NoError(e, err)
+	for _, status := range object.Status.ContainerStatuses {
+		require.NotNil(e, status.State.Waiting, "container %s: %+v", status.Name, status.State)
+		require.Nil(e, status.LastTerminationState.Terminated)
+	}
+}
+
+// isRunning says whether the pod runs.
+func (e *T) isRunning(pod string) bool {
+	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
+	require.NoError(e, err)
+	return object.Status.Phase == corev1.PodRunning
 }
 
 // podWith makes a pod on a node with a claim, and does not wait for it.

@@ -47,6 +47,10 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 	if i := slices.IndexFunc(rows, releasing); i >= 0 {
 		return fmt.Errorf("%s: the claim is being unprepared, its devices stay out of the pod", describe(rows[i]))
 	}
+	// A record says which pod a device is for, and whoever may write the claim's status may write records.
+	if i := slices.IndexFunc(rows, func(row *tables.DRAAllocation) bool { return row.ClaimNamespace != s.PodNamespace }); i >= 0 {
+		return fmt.Errorf("%s: the claim is not in the namespace of pod %s", describe(rows[i]), s.Pod())
+	}
 	var moves []*move
 	for _, row := range rows {
 		if attachedTo(row, s.ID) {
@@ -245,6 +249,7 @@ func (r *Room) commit(moves []*move) (lost []*move) {
 			case m.err != nil:
 				m.now.Error = m.err.Error()
 			}
+			m.now.Held = m.now.Held || m.now.Attachment != nil
 			return m.now
 		}}
 	}

@@ -64,6 +64,7 @@ type fakeWorld struct {
 	block     map[string]chan struct{}
 	statuses  map[kubetypes.UID][]string // devices by claim
 	withdrawn []tables.ClaimRef
+	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 }
 

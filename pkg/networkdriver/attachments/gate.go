@@ -63,6 +63,9 @@ func (r *Room) sandboxOf(claim kubetypes.UID) (sandbox string, ok bool) {
 	return sandbox, ok
 }
 
+// Alive says whether the sandbox has a network namespace that devices can be attached to.
+func (r *Room) Alive(s Sandbox) bool { return r.world.CheckNetNS(s.NetNS) == nil }
+
 // Admit says why a container with this environment and these CDI devices must not start in the sandbox: it uses a claim
 // whose devices are in another one. That is how a pod is recognised that shares the claim of another pod, since kubelet
 // prepares a claim once.
@@ -78,15 +81,17 @@ func (r *Room) Admit(s Sandbox, environment, devices []string) error {
 			case row.PodUID == s.PodUID:
 				return fmt.Errorf("%s is not in the sandbox yet", describe(row))
 			default:
-				return inUse(row)
+				err := InUse(row)
+				r.world.Warn(s, ReasonClaimInUse, err.Error())
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// inUse refuses a second pod of a claim.
-func inUse(row *tables.DRAAllocation) error {
+// InUse refuses a second pod of the row's claim.
+func InUse(row *tables.DRAAllocation) error {
 	return fmt.Errorf("claim %s is in use by pod %s (uid %s), which has device %s; a network device is in one pod at a time: "+
 		"give each pod a claim of its own by a ResourceClaimTemplate, or have a Deployment end the old pod first (strategy Recreate)",
 		row.Claim(), row.Pod(), row.PodUID, row.DeviceName)

@@ -28,6 +28,12 @@ func (w *fakeWorld) OpenGate(claim kubetypes.UID, sandbox string, requests []str
 	return nil
 }
 
+func (w *fakeWorld) Warn(s Sandbox, reason, _ string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, s.PodName+" "+reason)
+}
+
 // CloseGate must come before the links leave.
 func (w *fakeWorld) CloseGate(claim kubetypes.UID) {
 	w.write().Abort()
@@ -155,8 +161,33 @@ func TestAdmit(t *testing.T) {
 	for _, part := range []string{"claim default/claim is in use by pod default/one", "device a", "ResourceClaimTemplate", "Recreate"} {
 		require.ErrorContains(t, err, part)
 	}
+	require.Equal(t, []string{"two ClaimInUse"}, f.world.events)
 	require.NoError(t, f.Detach(t.Context(), one))
 	require.ErrorContains(t, f.Admit(one, marked("one", "s1"), nil), "not in the sandbox")
 	require.NoError(t, f.release(t.Context(), "one"))
 	require.ErrorContains(t, f.Admit(two, marked("one", "s1"), nil), "claim-of-one is not prepared")
+}
+
+// A record names a pod by UID only. A pod of another namespace gets nothing by it.
+func TestClaimOfAnotherNamespace(t *testing.T) {
+	f := newFixture(t)
+	a := f.prepare("pod", "a", 1)
+	pod := newSandbox("pod", "s1")
+	pod.PodNamespace = "elsewhere"
+	require.ErrorContains(t, f.Attach(t.Context(), pod), "not in the namespace of pod elsewhere/pod")
+	f.at(a, "", "")
+}
+
+// Which pod has had a device is known for as long as the row is.
+func TestHeld(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "a", 1)
+	pod := newSandbox("pod", "s1")
+	f.world.fail["attach a"] = errors.New("no")
+	require.Error(t, f.Attach(t.Context(), pod))
+	require.False(t, f.row("a").Held)
+	clear(f.world.fail)
+	require.NoError(t, f.Attach(t.Context(), pod))
+	require.NoError(t, f.Detach(t.Context(), pod))
+	require.True(t, f.row("a").Held)
 }

@@ -26,6 +26,7 @@ type Outside struct {
 	StatusWriter
 	// Gate goes by the driver's name too.
 	Gate
+	Events
 	hostNetNS os.FileInfo
 }
 
@@ -33,12 +34,12 @@ var _ World = (*Outside)(nil)
 
 // NewOutside takes the namespace of the process for the host's. It is asked for once, since a thread may be in a pod's
 // namespace later on.
-func NewOutside(mover *podnet.Mover) (*Outside, error) {
+func NewOutside(mover *podnet.Mover, events Events) (*Outside, error) {
 	host, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("look up the host's network namespace: %w", err)
 	}
-	return &Outside{Mover: mover, hostNetNS: host}, nil
+	return &Outside{Mover: mover, Events: events, hostNetNS: host}, nil
 }
 
 // CheckNetNS implements [World].

@@ -32,7 +32,7 @@ type Sandbox struct {
 func (s Sandbox) Pod() string { return s.PodNamespace + "/" + s.PodName }
 
 // World is all that the room reaches outside: the kernel, by links and by devices, the claims' status, the gate before
-// containers, and the clock.
+// containers, events and the clock.
 // [Outside] is the real one. No write transaction is open while the room calls it.
 type World interface {
 	// Attach moves the device's link from the host into the namespace, names it podIfName (its host name when empty) and
@@ -54,6 +54,7 @@ type World interface {
 
 	StatusWriter
 	Gate
+	Events
 
 	// Now is the time.
 	Now() time.Time

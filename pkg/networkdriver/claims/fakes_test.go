@@ -47,7 +47,9 @@ type host struct {
 	block     map[string]chan struct{}
 	onReturn  func()
 	patience  time.Duration // instead of what the room asks for, if set
-	cancelled bool          // whether a Free saw an ended context
+	sandboxes []attachments.Sandbox
+	events    []string
+	cancelled bool // whether a Free saw an ended context
 }
 
 func newHost() *host {
@@ -110,13 +112,57 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 	}
 	return nil
 }
-func (h *host) Attach(context.Context, string, types.Device, string) (*types.Attachment, error) {
-	return nil, errors.New("not expected")
+func (h *host) Attach(ctx context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
+	if err := h.enter(ctx, "attach "+dev.IfName()+" "+netns); err != nil {
+		return nil, err
+	}
+	return &types.Attachment{IfName: podIfName}, nil
 }
 func (h *host) Where(context.Context, string, types.Device) (podnet.Sighting, error) {
 	return podnet.Sighting{}, errors.New("not expected")
 }
-func (h *host) CheckNetNS(string) error { return errors.New("not expected") }
+func (h *host) CheckNetNS(netns string) error {
+	if netns == "" {
+		return errors.New("gone")
+	}
+	return nil
+}
+func (h *host) Warn(s attachments.Sandbox, reason, message string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, s.PodName+": "+reason+": "+message)
+}
+
+// Sandboxes are in the order of the events.
+func (h *host) Sandboxes(namespace string) []attachments.Sandbox {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(h.sandboxes), func(s attachments.Sandbox) bool { return s.PodNamespace != namespace })
+}
+
+// run adds a sandbox of the pod.
+func (h *host) run(pod, id string) attachments.Sandbox {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := attachments.Sandbox{ID: id, PodUID: kubetypes.UID("uid-" + pod), PodNamespace: "default", PodName: pod, NetNS: "/" + id}
+	h.sandboxes = append(h.sandboxes, s)
+	return s
+}
+
+// stop removes it.
+func (h *host) stop(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sandboxes = slices.DeleteFunc(h.sandboxes, func(s attachments.Sandbox) bool { return s.ID == id })
+}
+
+func (h *host) takeEvents() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	events := h.events
+	h.events = nil
+	return events
+}
 func (h *host) Validate(dev types.Device, config types.DeviceConfig) error {
 	return dev.Validate(config)
 }
@@ -297,6 +343,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
+		Sandboxes: f.host,
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})

@@ -5,7 +5,6 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -35,6 +34,8 @@ type Params struct {
 	NodeName string
 	// Metrics may be nil.
 	Metrics *Metrics
+	// Sandboxes are those that run on the node.
+	Sandboxes Sandboxes
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -82,7 +83,12 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), err)
 	}
 	defer held.Unlock()
-	if result, err = p.prepare(ctx, claim, held); err != nil {
+	return p.prepareHeld(ctx, claim, held)
+}
+
+func (p *Preparer) prepareHeld(ctx context.Context, claim *resourceapi.ResourceClaim, held *attachments.Claim) (Result, error) {
+	result, err := p.prepare(ctx, claim, held)
+	if err != nil {
 		hint := ""
 		if IsPermanent(err) {
 			hint = " (permanent: trying again does not help)"
@@ -105,7 +111,8 @@ type wanted struct {
 
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, held *attachments.Claim) (Result, error) {
 	ref := RefOf(claim)
-	pod, err := consumerOf(claim)
+	rows := held.Rows()
+	pod, err := p.consumerOf(claim, rows)
 	if err != nil {
 		return Result{}, err
 	}
@@ -113,7 +120,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err != nil {
 		return Result{}, err
 	}
-	stale := matchRows(held.Rows(), pod, devices)
+	stale := matchRows(rows, pod, devices)
 	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || w.row.Releasing || needsSetup(w.row) }) {
 		return p.resultOf(devices), nil
 	}
@@ -142,33 +149,6 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return Result{}, err
 	}
 	return p.resultOf(devices), nil
-}
-
-// consumerOf returns the one pod that the claim is reserved for.
-func consumerOf(claim *resourceapi.ResourceClaim) (resourceapi.ResourceClaimConsumerReference, error) {
-	var none resourceapi.ResourceClaimConsumerReference
-	consumers := claim.Status.ReservedFor
-	switch {
-	case claim.Status.Allocation == nil:
-		return none, errors.New("the claim is not allocated")
-	case len(consumers) == 0:
-		return none, errors.New("the claim is not reserved for a pod")
-	}
-	for _, c := range consumers {
-		if c.APIGroup != "" || c.Resource != "pods" {
-			resource := c.Resource
-			if c.APIGroup != "" {
-				resource += "." + c.APIGroup
-			}
-			return none, permanentError{fmt.Errorf("the claim is reserved for %s %q, a network device can only be given to a pod",
-				resource, c.Name)}
-		}
-	}
-	if len(consumers) > 1 {
-		return none, fmt.Errorf("the claim is reserved for %d pods, %q (uid %s) and %q (uid %s) among them; a network device can only be given to one",
-			len(consumers), consumers[0].Name, consumers[0].UID, consumers[1].Name, consumers[1].UID)
-	}
-	return consumers[0], nil
 }
 
 // wantedDevices checks and returns what the claim asks of this driver and node.

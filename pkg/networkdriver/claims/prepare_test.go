@@ -65,8 +65,6 @@ func TestPrepareRefuses(t *testing.T) {
 			err: `the claim is not allocated`},
 		{name: "not reserved", claim: newClaim("c", with("net", "a"), func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }),
 			err: `the claim is not reserved for a pod`},
-		{name: "two pods", claim: newClaim("c", with("net", "a"), alsoFor(resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "other", UID: "uid-other"})),
-			err: `the claim is reserved for 2 pods, "pod-c" (uid uid-pod-c) and "other" (uid uid-other) among them; a network device can only be given to one`},
 		{name: "no pod", claim: newClaim("c", with("net", "a"), func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil },
 			alsoFor(resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g"})),
 			err: `the claim is reserved for podgroups.scheduling.k8s.io "g", a network device can only be given to a pod`, permanent: true},

@@ -27,6 +27,9 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
+// staticPodUID is the annotation of a static pod's object with the UID that the runtime knows it by.
+const staticPodUID = "kubernetes.io/config.hash"
+
 // readers is how many claims are read at the same time.
 const readers = 8
 
@@ -70,7 +73,9 @@ func NewRestorer(p RestorerParams) *Restorer {
 type podClaim struct {
 	namespace, name string
 	pods            []podUse
-	object          *resourceapi.ResourceClaim // nil if it is gone
+	// live are the pods of the node that have not ended, by the UIDs that the API and the runtime know them by.
+	live   map[kubetypes.UID]bool
+	object *resourceapi.ResourceClaim // nil if it is gone
 }
 
 type podUse struct {
@@ -165,15 +170,18 @@ func claimsOf(pods []*corev1.Pod) []*podClaim {
 	type key struct{ namespace, name string }
 	byName := map[key]*podClaim{}
 	var claims []*podClaim
+	live := map[kubetypes.UID]bool{}
 	for _, pod := range pods {
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
+		live[pod.UID] = true
+		live[kubetypes.UID(pod.Annotations[staticPodUID])] = true
 		for name, generated := range resourceclaim.PodClaims(pod) {
 			k := key{pod.Namespace, name}
 			c := byName[k]
 			if c == nil {
-				c = &podClaim{namespace: k.namespace, name: k.name}
+				c = &podClaim{namespace: k.namespace, name: k.name, live: live}
 				byName[k] = c
 				claims = append(claims, c)
 			}
@@ -268,7 +276,7 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 	if err != nil {
 		return nil, err
 	}
-	pod, err := c.user(record.PodUID)
+	podName, former, err := c.user(record.PodUID)
 	if err != nil {
 		return nil, err
 	}
@@ -295,27 +303,44 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		Config:         record.Config,
 		ClaimNamespace: c.object.Namespace,
 		ClaimName:      c.object.Name,
-		PodName:        pod.Name,
+		PodName:        podName,
+		Held:           true,
+		Releasing:      former,
 	}, nil
 }
 
-// user returns the pod of this UID if it uses the claim and the claim is reserved for it.
-func (c *podClaim) user(uid kubetypes.UID) (*corev1.Pod, error) {
+// user returns the name of the pod of this UID if the claim is reserved for it. If it is reserved for another pod of this
+// node by now, former is true: the device is to be given back by the one and passed on to the other, which kubelet does
+// not ask for. The former pod may be gone, and its UID has to do for a name then. A pod that has nothing to do with the claim is
+// not believed to have had it: what is done about a claim holds up its pod.
+func (c *podClaim) user(uid kubetypes.UID) (name string, former bool, err error) {
+	uses := false
+	name = string(uid)
+	err = fmt.Errorf("the record is for a pod with uid %.64q, which does not use the claim on this node", uid)
 	for _, use := range c.pods {
-		if use.pod.UID != uid {
-			continue
-		}
 		if use.generated {
-			if err := resourceclaim.IsForPod(use.pod, c.object, false); err != nil {
-				return nil, err
+			if ownerErr := resourceclaim.IsForPod(use.pod, c.object, false); ownerErr != nil {
+				if use.pod.UID == uid {
+					return "", false, ownerErr
+				}
+				continue
 			}
 		}
-		if !resourceclaim.IsReservedForPod(use.pod, c.object, false) {
-			return nil, fmt.Errorf("the claim is not reserved for pod %s/%s (uid %s)", use.pod.Namespace, use.pod.Name, uid)
+		reserved := resourceclaim.IsReservedForPod(use.pod, c.object, false)
+		switch {
+		case use.pod.UID == uid && reserved:
+			return use.pod.Name, false, nil
+		case use.pod.UID == uid:
+			uses, name = true, use.pod.Name
+			err = fmt.Errorf("the claim is not reserved for pod %s/%s (uid %s)", use.pod.Namespace, use.pod.Name, uid)
+		case reserved:
+			former = true
 		}
-		return use.pod, nil
 	}
-	return nil, fmt.Errorf("the record is for a pod with uid %.64q, which does not use the claim on this node", uid)
+	if former && (uses || !c.live[uid]) {
+		return name, true, nil
+	}
+	return "", false, err
 }
 
 func podNames(c *podClaim) []string {

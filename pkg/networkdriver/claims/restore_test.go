@@ -105,7 +105,7 @@ func TestRestore(t *testing.T) {
 	require.Equal(t, []*tables.DRAAllocation{{
 		DeviceName: "a", Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: &fakeDevice{host: r.host, Name: "a", Found: true},
 		Pool: "pool", PodUID: "uid-p", ClaimUID: "uid-c", Config: types.DeviceConfig{PodIfName: "net1", Vlan: vlan(5)},
-		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net",
+		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net", Held: true,
 	}}, r.rows())
 	require.Equal(t, fakeObserver{"uid-c": 1}, r.observed)
 	require.Zero(t, r.log.Count("level=WARN"), r.log.String())
@@ -126,6 +126,7 @@ func TestRestoreWhatPrepareWrote(t *testing.T) {
 	for i, row := range r.rows() {
 		want := f.rows()[i]
 		want.PreparedDevice.(*fakeDevice).host = r.host
+		want = want.With(func(r *tables.DRAAllocation) { r.Held = true })
 		require.Equal(t, want, row)
 	}
 	_, err = r.Prepare(t.Context(), claim)
@@ -157,7 +158,6 @@ func TestRestoreMatrix(t *testing.T) {
 		{name: "bad name", options: []claimOption{recorded("a", changed(func(r *types.Record) { r.Config.PodIfName = "../x" }))}, logs: []string{doesNotCount, "podIfName"}},
 		{name: "another vlan than the claim's", options: []claimOption{recorded("a", changed(func(r *types.Record) { r.Config.Vlan = vlan(6) }))},
 			logs: []string{doesNotCount, "not what the claim asks for"}},
-		{name: "another pod of the cluster", options: []claimOption{recorded("a", changed(func(r *types.Record) { r.PodUID = "uid-q" }))}, logs: []string{doesNotCount, "uid-q"}},
 		{name: "not reserved for the pod", options: []claimOption{forPod("q"), recorded("a", good)}, logs: []string{doesNotCount, "not reserved for pod default/p"}},
 		{name: "unknown manager", options: []claimOption{recorded("a", changed(func(r *types.Record) { r.Manager = "macvlan" }))}, logs: []string{doesNotCount, "macvlan"}},
 		{name: "device that the manager refuses", options: []claimOption{recorded("a", changed(func(r *types.Record) { r.Device = json.RawMessage(`{"name":"a"}`) }))},
@@ -249,6 +249,51 @@ func TestRestoreClaimOfTwoPods(t *testing.T) {
 	require.Len(t, r.rows(), 1)
 	reads, _ := r.api.counts()
 	require.Equal(t, 1, reads)
+}
+
+// A device of a pod that the claim is no longer reserved for is restored to be passed on, not to be lost, when another
+// pod of the node waits for it. It is not attached to the former pod again.
+func TestRestoreForTheNextPod(t *testing.T) {
+	static := podWith("static")
+	static.Annotations = map[string]string{"kubernetes.io/config.hash": "uid-hash"}
+	pods := []*corev1.Pod{podWith("first", "c"), podWith("second", "c"), podWith("bystander"), static}
+	tests := map[string]struct {
+		record  string // the pod's name in it
+		pods    []*corev1.Pod
+		options []claimOption
+		podName string // of the row, if there is one
+	}{
+		"former pod is ending":                 {record: "first", pods: pods, podName: "first"},
+		"former pod is gone":                   {record: "gone", pods: pods, podName: "uid-gone"},
+		"nobody waits":                         {record: "first", pods: pods[:1]},
+		"nobody here waits":                    {record: "first", pods: pods, options: []claimOption{forPod("elsewhere")}},
+		"a pod that does not use the claim":    {record: "bystander", pods: pods},
+		"a static pod that does not use it":    {record: "hash", pods: pods},
+		"the claim is a template's of another": {record: "gone", pods: []*corev1.Pod{generatedFor("second", "c")}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			claim := newClaim("c", append([]claimOption{forPod("second"), with("net", "a"), fromClaim(parameters), recorded("a", goodRecord("a", tt.record))}, tt.options...)...)
+			r := newRestored(t, newFakeAPI(claim))
+			require.NoError(t, r.restorer.Restore(t.Context(), tt.pods))
+			if tt.podName == "" {
+				require.Empty(t, r.rows())
+				require.Contains(t, r.log.String(), "does not count")
+				return
+			}
+			require.Equal(t, tt.podName, r.row("a").PodName)
+			require.Equal(t, kubetypes.UID("uid-"+tt.record), r.row("a").PodUID)
+			require.Equal(t, "Releasing", r.row("a").State())
+		})
+	}
+}
+
+// generatedFor is a pod whose claim was made from a template, and is another pod's by its owner.
+func generatedFor(pod, claim string) *corev1.Pod {
+	p := podWith(pod)
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "ref", ResourceClaimTemplateName: ptr.To("template")}}
+	p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "ref", ResourceClaimName: ptr.To(claim)}}
+	return p
 }
 
 func TestRestoreOneDeviceTwice(t *testing.T) {

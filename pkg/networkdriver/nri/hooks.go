@@ -78,10 +78,18 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	if !h.pods.HasDevices(s.PodUID) {
 		return nil
 	}
-	return h.bounded(ctx, "attach", s, func(ctx context.Context) error {
+	err := h.bounded(ctx, "attach", s, func(ctx context.Context) error {
 		return h.pods.Attach(ctx, s)
 	})
+	if err != nil {
+		h.sandboxes.remove(s) // the runtime takes it down
+	}
+	return err
 }
+
+// Sandboxes returns the sandboxes of the namespace's pods on this node in the order in which they came. Those that have
+// ended are among them, until the runtime says so.
+func (h *Hooks) Sandboxes(namespace string) []attachments.Sandbox { return h.sandboxes.in(namespace) }
 
 // CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it, and one that uses
 // the claim of another pod. It is what keeps a pod from running bare when its sandbox started while the driver was away.

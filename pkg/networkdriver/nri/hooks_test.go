@@ -166,3 +166,23 @@ func BenchmarkHookWithoutClaim(b *testing.B) {
 		}
 	}
 }
+
+// The sandboxes of a namespace are told in their order, without those that were refused or have ended.
+func TestSandboxesOfANamespace(t *testing.T) {
+	f := newFixture(t)
+	ctx := t.Context()
+	_, err := f.hooks.Synchronize(ctx, []*api.PodSandbox{newSandbox("z", "s9"), {Id: "x", Namespace: "elsewhere"}}, nil)
+	require.NoError(t, err)
+	f.pods.prepare("refused")
+	f.pods.failWith("attach s3", errors.New("no"))
+	for _, id := range []string{"s8", "s1", "s7"} {
+		require.NoError(t, f.hooks.RunPodSandbox(ctx, newSandbox("pod-"+id, id)))
+	}
+	require.Error(t, f.hooks.RunPodSandbox(ctx, newSandbox("refused", "s3")))
+	require.NoError(t, f.hooks.StopPodSandbox(ctx, newSandbox("pod-s1", "s1")))
+	var ids []string
+	for _, s := range f.hooks.Sandboxes("default") {
+		ids = append(ids, s.ID)
+	}
+	require.Equal(t, []string{"s9", "s8", "s7"}, ids)
+}

@@ -4,6 +4,8 @@
 package nri
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 
 	"github.com/containerd/nri/pkg/api"
@@ -27,17 +29,25 @@ func sandboxOf(pod *api.PodSandbox) attachments.Sandbox {
 
 // sandboxes are those of all pods of the node, with a claim or without.
 type sandboxes struct {
-	mu   sync.Mutex // guards byID
-	byID map[string]attachments.Sandbox
+	mu   sync.Mutex // guards the fields below
+	byID map[string]known
+	next int
+}
+
+// known is a sandbox, with the order in which it came.
+type known struct {
+	attachments.Sandbox
+	order int
 }
 
 func (l *sandboxes) add(s attachments.Sandbox) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.byID == nil {
-		l.byID = map[string]attachments.Sandbox{}
+		l.byID = map[string]known{}
 	}
-	l.byID[s.ID] = s
+	l.next++
+	l.byID[s.ID] = known{s, l.next}
 }
 
 // remove forgets the sandbox, and returns it with the namespace that it had: runtimes leave that out at a stop.
@@ -55,8 +65,27 @@ func (l *sandboxes) remove(s attachments.Sandbox) attachments.Sandbox {
 func (l *sandboxes) replace(all []attachments.Sandbox) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.byID = make(map[string]attachments.Sandbox, len(all))
+	l.byID = make(map[string]known, len(all))
 	for _, s := range all {
-		l.byID[s.ID] = s
+		l.next++
+		l.byID[s.ID] = known{s, l.next}
 	}
+}
+
+// in returns the sandboxes of a namespace's pods in the order in which they came.
+func (l *sandboxes) in(namespace string) []attachments.Sandbox {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []known
+	for _, s := range l.byID {
+		if s.PodNamespace == namespace {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b known) int { return cmp.Compare(a.order, b.order) })
+	var list []attachments.Sandbox
+	for _, s := range all {
+		list = append(list, s.Sandbox)
+	}
+	return list
 }

@@ -27,7 +27,7 @@ type DRAAllocation struct {
 	PreparedDevice types.Device
 	// Pool is the configured pool's name (without the node) that the device was allotted from.
 	Pool string
-	// PodUID is the pod that the claim is reserved for.
+	// PodUID is the pod that has the device or is to get it: one of those that the claim is reserved for.
 	PodUID kubetypes.UID
 	// ClaimUID is the claim that the device was prepared for.
 	ClaimUID kubetypes.UID
@@ -42,6 +42,9 @@ type DRAAllocation struct {
 	Request string
 	// Attachment says where the link is while it is in the pod; nil before and after.
 	Attachment *types.Attachment `json:",omitempty"`
+	// Held is true once the device was in its pod, and after a restart, when that is not known: no other pod of the claim
+	// gets it for as long as the claim is reserved for this one.
+	Held bool `json:",omitempty"`
 	// Error is why the last attach or free of the device failed; empty when it did not.
 	Error string `json:",omitempty"`
 	// Releasing is true from the moment that the device is being given back, and stays so when that fails: the device is

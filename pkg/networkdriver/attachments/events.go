@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+// Reasons of events.
+const (
+	// ReasonClaimInUse is that of a pod whose claim's devices another pod has.
+	ReasonClaimInUse = "ClaimInUse"
+	// ReasonFailedAttach is that of a pod whose devices could not be attached.
+	ReasonFailedAttach = "FailedAttach"
+)
+
+// Events tell the owner of a pod what keeps it from running.
+type Events interface {
+	// Warn adds an event to the sandbox's pod, some time later and without a promise.
+	Warn(s Sandbox, reason, message string)
+}
