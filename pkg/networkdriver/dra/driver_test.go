@@ -246,7 +246,7 @@ func TestAwaitingTakesNoSlot(t *testing.T) {
 func TestPrepareNeedsTheRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const reason = "NRI socket /run/nri.sock does not exist: enable NRI in the container runtime"
-		p := newKubeletPlugin(nil, fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
+		p := newKubeletPlugin(nil, "", fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
 			t.Error("prepared without the runtime")
 			return claims.Result{}, nil
 		}}, fakeRuntime{away: reason})
