@@ -108,7 +108,7 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	result, err := c.delegateAdd(ctx, state.Name, ipam, lock)
 	subPluginTook := time.Since(delegated)
 	if err == nil {
-		err = c.verify(pod, rec.NIC)
+		err = c.verify(pod, rec)
 	}
 	if err != nil {
 		if homeErr := c.end(ctx, host, rec); homeErr != nil {
@@ -236,14 +236,21 @@ func (c *call) delegateAdd(ctx context.Context, device string, ipam *ipamConfig,
 	return result, nil
 }
 
-// verify says whether the NIC is in the container under its name.
-func (c *call) verify(pod *nic.Place, id nic.Identity) error {
+// verify says whether the NIC is in the container under its name, and records as what.
+func (c *call) verify(pod *nic.Place, rec *record) error {
 	link, err := pod.ByName(c.args.IfName)
 	if err != nil {
 		return err
 	}
-	if link == nil || !id.Matches(link) {
-		return fmt.Errorf("sub-plugin %s said that it moved NIC %s, but the container has no such NIC as %s", subPlugin, id, c.args.IfName)
+	if link == nil || !rec.NIC.Matches(link) {
+		return fmt.Errorf("sub-plugin %s said that it moved NIC %s, but the container has no such NIC as %s", subPlugin, rec.NIC, c.args.IfName)
+	}
+	if rec.NIC.Physical() {
+		return nil // its hardware tells it
+	}
+	rec.PodIndex = link.Attrs().Index
+	if err := c.store.save(rec); err != nil {
+		return errorf(types.ErrIOFailure, "%w", err)
 	}
 	return nil
 }

@@ -27,7 +27,10 @@ func (c *call) end(ctx context.Context, host *nic.Place, r *record) error {
 		return c.forget(r)
 	}
 	// The record's path may lead elsewhere by now, and so may the runtime's; what is taken is this NIC only.
-	link, err := host.Fetch(ctx, nic.Search{ID: r.NIC, Want: r.State.State, Named: []string{r.NetNS, c.args.Netns}, Accept: r.accepts})
+	link, err := host.Fetch(ctx, nic.Search{
+		ID: r.NIC, Want: r.State.State, Named: []string{r.NetNS, c.args.Netns}, Accept: r.accepts,
+		Left: nic.Spot{NS: r.NetNSID, Index: r.PodIndex},
+	})
 	switch {
 	case errors.Is(err, nic.ErrUnreachable):
 		return errorf(types.ErrTryAgainLater, "bring home NIC %s, which was last moved to %s: %w", r.NIC, r.NetNS, err)

@@ -48,6 +48,9 @@ type record struct {
 	NetNS   string          `json:"netns"`
 	NetNSID netnamespace.ID `json:"netnsID"`
 	NIC     nic.Identity    `json:"nic"`
+	// PodIndex is the interface index that a NIC without hardware has in the pod, which can change all else that tells it
+	// from others. Zero if it is not known: earlier versions did not record it.
+	PodIndex int `json:"podIndex,omitempty"`
 	// VFPermMAC is the permanent MAC of a VF. It does not count in NIC, but stands there in the file, since earlier versions
 	// compare it and would not find the NIC after a downgrade.
 	VFPermMAC string    `json:"vfPermanentMAC,omitempty"`

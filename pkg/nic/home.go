@@ -37,6 +37,15 @@ type Search struct {
 	Named []string
 	// Accept, which may be nil, has to take a link of a namespace other than the host's too.
 	Accept func(netnamespace.ID, netlink.Link) bool
+	// Left is where a NIC without hardware was left, zero if that is not known. It is known again there by its index and kind,
+	// whatever else it was made to look like.
+	Left Spot
+}
+
+// Spot is an interface index in a network namespace.
+type Spot struct {
+	NS    netnamespace.ID
+	Index int
 }
 
 // Fetch brings a NIC home and returns its link on the host. Its names and state are for [Place.Restore] to complete; what
@@ -124,11 +133,26 @@ func (p *Place) takeFrom(ns *netnamespace.Namespace, s Search) (home netlink.Lin
 	defer conn.Close()
 	from := &Place{Conn: conn, NS: ns, log: p.log}
 	link, err := from.Find(s.ID, func(link netlink.Link) bool { return s.Accept == nil || s.Accept(ns.ID, link) })
+	if err == nil && link == nil && ns.ID == s.Left.NS {
+		link, err = from.findLeft(s)
+	}
 	if err != nil || link == nil {
 		return nil, err == nil, err
 	}
 	home, err = p.BringHome(from, link, s.ID, s.Want)
 	return home, true, err
+}
+
+// findLeft returns the link at the spot where a NIC without hardware was left.
+func (p *Place) findLeft(s Search) (netlink.Link, error) {
+	if s.Left.Index <= 0 || s.ID.Physical() || s.ID.Device != "" {
+		return nil, nil
+	}
+	link, err := p.ByIndex(s.Left.Index)
+	if err != nil || link == nil || kindOf(link) != s.ID.Kind || link.Attrs().ParentDev != "" {
+		return nil, err
+	}
+	return link, nil
 }
 
 // BringHome moves a link of another namespace to the host with one request, and as much of the state as that can do. What
