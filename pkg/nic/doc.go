@@ -14,8 +14,9 @@
 //
 // What is cleared: an XDP program that is not the one the host had on record is detached, since it would see the host's
 // frames; one that a process still holds (a BPF link) cannot be, and is logged. It is not put back, since the program may be
-// gone. The kernel itself drops addresses, routes, rules, qdiscs and tc filters with a move. Links that a pod stacked on
-// the NIC stay in the pod's namespace and die with it.
+// gone. The kernel itself drops addresses, multicast addresses, routes, rules, qdiscs and tc filters with a move. Links that a
+// pod stacked on the NIC in the same namespace (VLAN, macvlan, ipvlan, macsec), and with them VLAN filters, are deleted before it
+// moves: the kernel would let them go on using it. One that the pod has moved to yet another namespace dies with that.
 //
 // A NIC comes home ([Place.Fetch]) from where it is: the host, the namespaces that the caller names, those that somebody
 // on the node holds, and last from the kernel, which takes a dead namespace apart in the background and puts hardware on

@@ -159,6 +159,9 @@ func (p *Place) findLeft(s Search) (netlink.Link, error) {
 // the request did not do is for [Place.Restore].
 func (p *Place) BringHome(from *Place, link netlink.Link, id Identity, want State) (netlink.Link, error) {
 	attrs := link.Attrs()
+	if err := from.removeStacked(attrs.Index); err != nil {
+		return nil, err
+	}
 	// Names that the pod gave must neither stop the move nor arrive on the host.
 	for _, alt := range attrs.AltNames {
 		if !slices.Contains(want.AltNames, alt) {
@@ -196,6 +199,29 @@ func (p *Place) BringHome(from *Place, link netlink.Link, id Identity, want Stat
 		err = fmt.Errorf("link %q is not on the host after its move from %s", attrs.Name, from.NS.Path)
 	}
 	return home, err
+}
+
+// stackedKinds are the links that live on another one, whose frames they send and receive. A peer of a veth does not.
+var stackedKinds = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
+
+// removeStacked deletes what the pod has stacked on a link. It would stay in the pod's namespace, for as long as that is
+// held by anybody, and go on sending and receiving through the NIC, whoever has that by then.
+func (p *Place) removeStacked(index int) error {
+	links, err := p.List()
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		attrs := link.Attrs()
+		if attrs.ParentIndex != index || attrs.NetNsID >= 0 || !slices.Contains(stackedKinds, link.Type()) {
+			continue
+		}
+		if err := p.Delete(attrs.Index); err != nil {
+			return fmt.Errorf("delete link %q, which is stacked on the NIC in %s: %w", attrs.Name, p.NS.Path, err)
+		}
+		p.log.Info("A link that the pod had stacked on the NIC is deleted", "interface", attrs.Name, "kind", link.Type())
+	}
+	return nil
 }
 
 // nameForArrival returns the name or pattern that a link is given that comes from elsewhere.
