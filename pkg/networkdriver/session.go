@@ -23,6 +23,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nicowner"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 // room is a part of a session that runs as a job of its own, and is started again if it ends before its time.
@@ -34,8 +35,11 @@ type room struct {
 	outside bool
 }
 
+// ensureInterval is how long a change that somebody makes to a prepared device goes unnoticed.
+const ensureInterval = 10 * time.Second
+
 // rooms are the parts of a session in the order in which they open: the allocations are restored, the device managers
-// fill the inventory, the runtime is connected, and then kubelet may call. They close in the reverse order.
+// fill the inventory, the runtime is connected, what others change is put back, and then kubelet may call. They close in the reverse order.
 var rooms = []room{
 	{"inventory", func(s *session, ctx context.Context, _ cell.Health) error { return s.inventory.Run(ctx) }, false},
 	{"claim-status", func(s *session, ctx context.Context, _ cell.Health) error { return s.writer.Run(ctx) }, false},
@@ -45,6 +49,7 @@ var rooms = []room{
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
 	{"nri", (*session).connectRuntime, false},
 	{"hand-over", (*session).handOverClaims, false},
+	{"ensure", (*session).ensure, false},
 	{"kubelet", (*session).serveKubelet, true},
 }
 
@@ -66,6 +71,7 @@ type session struct {
 	writer      *claims.Writer
 	nri         *nri.Plugin
 	gate        *cdi.Files
+	hooks       *nri.Hooks
 	kubelet     *dra.Driver
 	handOver    *claims.HandOver
 
@@ -82,7 +88,7 @@ type session struct {
 func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *session {
 	s := &session{
 		log: d.Logger.With("driver", spec.DriverName), spec: *spec,
-		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri,
+		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri, hooks: d.hooks,
 		configs:  managerConfigs{changed: make(chan struct{})},
 		listPods: d.listPods,
 	}
@@ -115,10 +121,17 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Owners: nicowner.Default,
 	})
 	s.dummy = dummyRunner(runner)
-	// What is prepared is restored by managers that find nothing.
+	// What is prepared is restored, and checked, by managers that find nothing.
+	managers := []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}
+	d.outside.Checkers = map[types.DeviceManagerType]types.Checker{}
+	for _, m := range managers {
+		if checker, ok := m.(types.Checker); ok {
+			d.outside.Checkers[m.Type()] = checker
+		}
+	}
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
-		Managers: []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}, Observer: s.writer,
+		Managers: managers, Observer: s.writer,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
@@ -208,6 +221,15 @@ func (s *session) handOverClaims(ctx context.Context, _ cell.Health) error {
 		return err
 	}
 	return s.handOver.Run(ctx)
+}
+
+// ensure keeps what is prepared as it was prepared, from when it is restored.
+func (s *session) ensure(ctx context.Context, _ cell.Health) error {
+	_, restored := s.allocations.Initialized(s.db.ReadTxn())
+	for ok := wait(ctx, restored); ok; ok = pause.For(ctx, ensureInterval) {
+		s.hooks.Ensure(ctx)
+	}
+	return nil
 }
 
 // serveKubelet connects to kubelet when the runtime is connected: a claim must not be prepared that nobody would then

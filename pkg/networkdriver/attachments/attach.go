@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
@@ -24,6 +25,14 @@ type move struct {
 
 func begin(row *tables.DRAAllocation) *move {
 	return &move{row: row, now: row.With(func(r *tables.DRAAllocation) { r.Error = "" })}
+}
+
+// level is the level to log the move's error at: what the row said before is not said again with every try.
+func (m *move) level(level slog.Level) slog.Level {
+	if m.row.Error == m.err.Error() {
+		return slog.LevelDebug
+	}
+	return level
 }
 
 // Attach puts all devices of the pod into the sandbox, or none. What is in place is not touched.
@@ -53,16 +62,16 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 	}
 	var moves []*move
 	for _, row := range rows {
-		if attachedTo(row, s.ID) {
-			continue
+		if !attachedTo(row, s.ID) {
+			moves = append(moves, begin(row))
 		}
-		m := begin(row)
-		moves = append(moves, m)
-		r.attach(ctx, m, s)
-		if m.err != nil {
+	}
+	r.ensure(ctx, moves)
+	for _, m := range moves {
+		if row := m.row; r.attach(ctx, m, s) != nil {
 			r.undo(ctx, moves, s)
 			r.discard(ctx, r.commit(moves), s)
-			r.log.Error("Device could not be attached to its pod", "device", row.DeviceName, "claim", row.Claim(),
+			r.log.Log(ctx, m.level(slog.LevelError), "Device could not be attached to its pod", "device", row.DeviceName, "claim", row.Claim(),
 				"pod", s.Pod(), "sandbox", s.ID, "error", m.err)
 			return fmt.Errorf("%s: %w", describe(row), m.err)
 		}
@@ -88,8 +97,15 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 
 func releasing(row *tables.DRAAllocation) bool { return row.Releasing }
 
-// attach moves one device into the namespace.
-func (r *Room) attach(ctx context.Context, m *move, s Sandbox) {
+// attach moves one device into the namespace, and returns the move's error.
+func (r *Room) attach(ctx context.Context, m *move, s Sandbox) error {
+	if m.err == nil {
+		r.moveIn(ctx, m, s)
+	}
+	return m.err
+}
+
+func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 	start := r.world.Now()
 	defer func() { r.metrics.observe("attach", r.world.Now().Sub(start), m.err) }()
 
@@ -117,6 +133,7 @@ func (r *Room) attach(ctx context.Context, m *move, s Sandbox) {
 		return
 	}
 	m.now.Attachment = s.holds(attachment)
+	m.now.Attachment.Again, m.now.LostFrom = m.now.LostFrom == s.ID, ""
 	if ctx.Err() != nil {
 		// The runtime has been told that it failed.
 		m.err = fmt.Errorf("attached too late: %w", context.Cause(ctx))

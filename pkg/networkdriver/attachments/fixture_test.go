@@ -205,6 +205,7 @@ func (w *fakeWorld) Setup(_ context.Context, dev types.Device, _ types.DeviceCon
 	d := dev.(fakeDevice)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.fail, "check "+d.Name)
 	if _, ok := w.place[d.ID]; !ok {
 		d.ID.Index += 100
 		w.place[d.ID] = ""

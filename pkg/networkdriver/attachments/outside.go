@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
@@ -27,6 +28,8 @@ type Outside struct {
 	// Gate goes by the driver's name too.
 	Gate
 	Events
+	// Checkers are the device managers that check their devices. It is set before the room is used.
+	Checkers  map[types.DeviceManagerType]types.Checker
 	hostNetNS os.FileInfo
 }
 
@@ -72,6 +75,27 @@ func (o *Outside) Setup(ctx context.Context, dev types.Device, config types.Devi
 // Free implements [World].
 func (o *Outside) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
 	return dev.Free(ctx, config)
+}
+
+// Check implements [World]: each manager is asked once.
+func (o *Outside) Check(ctx context.Context, rows []*tables.DRAAllocation) []error {
+	errs := make([]error, len(rows))
+	for manager, checker := range o.Checkers {
+		var devices []types.Prepared
+		var places []int
+		for i, row := range rows {
+			if row.Manager == manager {
+				devices, places = append(devices, types.Prepared{Device: row.PreparedDevice, Config: row.Config}), append(places, i)
+			}
+		}
+		if len(devices) == 0 {
+			continue
+		}
+		for i, err := range checker.Check(ctx, devices) {
+			errs[places[i]] = err
+		}
+	}
+	return errs
 }
 
 // Now implements [World].

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -64,37 +65,49 @@ func (r *Room) syncPod(ctx context.Context, uid kubetypes.UID, sandboxes []Sandb
 		return err
 	}
 	defer unlock()
+	return r.settle(ctx, rows, sandboxes)
+}
 
+// settle makes the rows of a pod and the kernel agree with the pod's sandboxes. It needs the locks of the rows' claims.
+func (r *Room) settle(ctx context.Context, rows []*tables.DRAAllocation, sandboxes []Sandbox) error {
+	var moves []*move
+	for _, row := range rows {
+		moves = append(moves, begin(row))
+	}
+	r.ensure(ctx, moves)
 	var (
-		moves   []*move
+		changed []*move
 		missing []*tables.DRAAllocation
 		failed  error
 	)
-	for _, row := range rows {
-		m := begin(row)
+	for _, m := range moves {
 		inPlace, err := r.locate(ctx, m, sandboxes)
 		switch {
-		case err != nil:
-			m.err = err
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", describe(row), err))
+		case err != nil || m.err != nil:
+			m.err = errors.Join(m.err, err)
+			r.log.Log(ctx, m.level(slog.LevelError), "Device is not as its claim has it", "device", m.row.DeviceName,
+				"claim", m.row.Claim(), "pod", m.row.Pod(), "error", m.err)
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", describe(m.row), m.err))
 		case inPlace:
-		default:
-			if row.Attachment == nil {
-				missing = append(missing, row)
+		case m.row.Attachment == nil:
+			m.now.Error = m.row.Error
+			missing = append(missing, m.now)
+			if !m.anew {
 				continue
 			}
-			if m.err = r.detach(ctx, row.Attachment.NetNS, m.now); m.err != nil {
-				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(row), m.err))
+		default:
+			if m.err = r.detach(ctx, m.row.Attachment.NetNS, m.now); m.err != nil {
+				failed = errors.Join(failed, fmt.Errorf("detach %s: %w", describe(m.row), m.err))
 				break
 			}
 			m.now.Attachment = nil
 			missing = append(missing, m.now)
 		}
-		moves = append(moves, m)
+		changed = append(changed, m)
 	}
-	r.commit(moves)
-	if failed == nil {
-		r.syncGates(uid)
+	r.commit(changed)
+	if failed == nil && len(rows) > 0 {
+		r.syncGates(rows[0].PodUID)
 	}
 
 	target, ok := lateTarget(sandboxes)
@@ -124,7 +137,9 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 			return false, err
 		}
 		if seen.Place == podnet.InPod {
+			again := attachedTo(m.row, s.ID) && m.row.Attachment.Again
 			m.now.Attachment = s.holds(seen.Attachment)
+			m.now.Attachment.Again = again
 			return true, nil
 		}
 		looked = true
@@ -135,8 +150,11 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 			m.now.Attachment = sandboxes[i].handedOn(m.row)
 			return true, nil
 		}
-	case looked && seen.Place == podnet.Gone && dev.Link().Physical():
-		m.now.Attachment = nil
+	case slices.ContainsFunc(sandboxes, func(s Sandbox) bool { return s.NetNS != "" && attachedTo(m.row, s.ID) }):
+		// It was in the pod, which still runs.
+		m.now.Attachment, m.now.LostFrom = nil, m.row.Attachment.SandboxID
+	}
+	if looked && seen.Place == podnet.Gone && dev.Link().Physical() {
 		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
 	return false, nil

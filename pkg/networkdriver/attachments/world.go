@@ -55,6 +55,7 @@ type World interface {
 	StatusWriter
 	Gate
 	Events
+	Checker
 
 	// Now is the time.
 	Now() time.Time
@@ -70,4 +71,11 @@ type StatusWriter interface {
 	// Withdraw takes the entries of devices that no longer have a row out of the claim's status, some time later
 	// and without a promise: the claim may be gone. A later Apply for the claim overrules it.
 	Withdraw(claim tables.ClaimRef)
+}
+
+// Checker asks the kernel about prepared devices.
+type Checker interface {
+	// Check says of each row's device how it differs from what Setup made of it, or why that cannot be told; nil for one that
+	// is as it should be. It changes nothing.
+	Check(ctx context.Context, rows []*tables.DRAAllocation) []error
 }

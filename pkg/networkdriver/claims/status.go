@@ -101,6 +101,9 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 	case a != nil && a.IfName != "":
 		s.Ready = metav1.ConditionTrue
 		s.Message = fmt.Sprintf("interface %s is in the pod", a.IfName)
+		if a.Again {
+			s.Message += " again, after it was gone from there: addresses and routes that it had are lost"
+		}
 		s.IfName = a.IfName
 		s.MAC = a.MAC
 		s.IPs = validIPs(a.IPs)

@@ -126,6 +126,10 @@ func TestStatusOf(t *testing.T) {
 	require.Equal(t, "Moved", s.Reason)
 	require.Equal(t, "the pod has moved the interface into a network namespace of its own", s.Message)
 
+	s = status(func(r *tables.DRAAllocation) { r.Attachment = &types.Attachment{IfName: "net0", Again: true} })
+	require.Equal(t, metav1.ConditionTrue, s.Ready)
+	require.Equal(t, "interface net0 is in the pod again, after it was gone from there: addresses and routes that it had are lost", s.Message)
+
 	s = status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
 	require.Equal(t, metav1.ConditionFalse, s.Ready)
 	require.Equal(t, "Failed", s.Reason)

@@ -143,6 +143,10 @@ func (p *fakePods) Synchronize(ctx context.Context, sandboxes []attachments.Sand
 	}
 }
 
+func (p *fakePods) Ensure(ctx context.Context, sandboxesOf func(kubetypes.UID) []attachments.Sandbox) {
+	_ = p.enter(ctx, "ensure", sandboxesOf("pod")...)
+}
+
 type fixture struct {
 	pods    *fakePods
 	hooks   *Hooks

@@ -41,6 +41,8 @@ type Pods interface {
 	Detach(ctx context.Context, s attachments.Sandbox) error
 	// Synchronize makes up for the events that were missed.
 	Synchronize(ctx context.Context, sandboxes []attachments.Sandbox)
+	// Ensure puts back what somebody else has changed, in the sandboxes that a pod has.
+	Ensure(ctx context.Context, sandboxesOf func(kubetypes.UID) []attachments.Sandbox)
 }
 
 // Hooks are the driver's side of the runtime's pod events.
@@ -178,6 +180,9 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 	}
 	return nil, nil
 }
+
+// Ensure has the pods' devices put back as they should be. It is to be called every few seconds.
+func (h *Hooks) Ensure(ctx context.Context) { h.pods.Ensure(ctx, h.sandboxes.of) }
 
 // bounded runs work and stops waiting for it after the hook's time: a netlink call to a busy PF cannot be cancelled.
 // The work then goes on with its context cancelled, and undoes what it did.

@@ -186,3 +186,17 @@ func TestSandboxesOfANamespace(t *testing.T) {
 	}
 	require.Equal(t, []string{"s9", "s8", "s7"}, ids)
 }
+
+// What is put back in between is told the sandboxes that a pod has at that time.
+func TestEnsureKnowsTheSandboxes(t *testing.T) {
+	f := newFixture(t)
+	f.pods.prepare("pod")
+	require.NoError(t, f.hooks.RunPodSandbox(t.Context(), newSandbox("pod", "s1")))
+	require.NoError(t, f.hooks.RunPodSandbox(t.Context(), newSandbox("other", "s2")))
+	f.hooks.Ensure(t.Context())
+	require.Len(t, f.pods.seen, 1)
+	require.Equal(t, "s1", f.pods.seen[0].ID)
+	require.NoError(t, f.hooks.StopPodSandbox(t.Context(), newSandbox("pod", "s1")))
+	f.hooks.Ensure(t.Context())
+	require.Empty(t, f.pods.seen)
+}

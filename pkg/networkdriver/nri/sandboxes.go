@@ -61,6 +61,19 @@ func (l *sandboxes) remove(s attachments.Sandbox) attachments.Sandbox {
 	return s
 }
 
+// of returns the sandboxes of a pod.
+func (l *sandboxes) of(pod kubetypes.UID) []attachments.Sandbox {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var list []attachments.Sandbox
+	for _, s := range l.byID {
+		if s.PodUID == pod {
+			list = append(list, s.Sandbox)
+		}
+	}
+	return list
+}
+
 // replace takes the list over that a runtime gives at the beginning of a connection.
 func (l *sandboxes) replace(all []attachments.Sandbox) {
 	l.mu.Lock()

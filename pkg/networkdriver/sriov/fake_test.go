@@ -116,8 +116,9 @@ func (t *tree) bind(addr, driver string) {
 // netdev adds an interface to sysfs and to the kernel.
 func (t *tree) netdev(addr, name string) int {
 	t.index++
+	mac := fmt.Sprintf("02:00:00:00:%02x:%02x", t.index>>8, t.index&0xff)
 	l := link{index: t.index, parent: addr, State: nic.State{
-		Name: name, MTU: 1500, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", t.index>>8, t.index&0xff), AltNames: []string{"alt" + name},
+		Name: name, MTU: 1500, MAC: mac, AltNames: []string{"alt" + name},
 	}}
 	t.kernel.set(l)
 	t.showNetdev(l)
@@ -137,8 +138,15 @@ func (t *tree) showNetdev(l link) {
 
 // hideNetdev is what the move of an interface to another namespace looks like on the host.
 func (t *tree) hideNetdev(addr, name string) {
-	t.remove(filepath.Join(bus, addr, "net"))
+	t.remove(filepath.Join(bus, addr, "net", name))
 	t.remove("class/net/" + name)
+}
+
+// end is what the end of an interface looks like, with its driver or its device. The directory is kept elsewhere, so that
+// another one has another number.
+func (t *tree) end(addr, name string) {
+	t.hideNetdev(addr, name)
+	require.NoError(t.tb, os.Rename(t.path(bus, addr, "net"), filepath.Join(t.tb.TempDir(), "net")))
 }
 
 // rename renames an interface in sysfs and in the kernel.
@@ -192,6 +200,8 @@ type fakeKernel struct {
 	// setVLAN is asked before a VLAN is set.
 	setVLAN func(pfIndex, vf int, s VFSettings) error
 	setMAC  func(mac string) error
+	// reads counts the looks at a PF's record, scans those at the node's own network.
+	reads, scans int
 	// changes are the VLANs and addresses that were set.
 	changes []string
 	events  chan error
@@ -240,6 +250,7 @@ func (k *fakeKernel) SetUp(index int) error {
 func (k *fakeKernel) VFs(pfIndex int) (map[int]VFSettings, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.reads++
 	vfs := map[int]VFSettings{}
 	for id, s := range k.vfs[pfIndex] {
 		vfs[id] = s
@@ -277,6 +288,7 @@ func (k *fakeKernel) SetVFMAC(pfIndex, vf int, mac string) error {
 }
 
 func (k *fakeKernel) HostNetwork(nodeIPs []netip.Addr) (*hostnet.View, error) {
+	k.with(func() { k.scans++ })
 	return hostnet.Scan(k, nodeIPs)
 }
 

@@ -40,21 +40,14 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	if reason := vf.unusable(); reason != "" {
 		return nil, errors.New(reason)
 	}
-	if vf.netdev != nil {
-		if err := m.refuseOwnNetwork(vf.netdev); err != nil {
-			return nil, err
-		}
-	}
-
-	prepared := d
+	prepared, anew := d, false
 	if d.Original == nil {
-		if prepared, err = m.remember(ctx, vf, d.KernelIfaceName); err != nil {
-			return nil, err
-		}
-		// The driver may have changed since the device was allotted.
-		if err := prepared.Validate(cfg); err != nil {
-			return nil, err
-		}
+		prepared, err = m.take(ctx, vf, d.KernelIfaceName, cfg)
+	} else {
+		prepared, anew, err = m.recognise(ctx, vf, d)
+	}
+	if err != nil {
+		return nil, err
 	}
 
 	release, err := m.pfs.acquire(ctx, vf.pf.addr)
@@ -76,6 +69,11 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		}
 		m.warnOfSharedMAC(vf, prepared.MAC, settings)
 	}
+	if anew {
+		prepared.Original.VF.MAC = found.MAC
+		m.log.Warn("A VF was made anew while it was a claim's, and goes back with its new address", "device", nameOf(vf.addr),
+			"pf", vf.pf.ifName, "vf", vf.id, "mac", prepared.MAC, "before", d.MAC)
+	}
 	want := VFSettings{VLAN: cfg.VLAN()}
 	if onRecord && found.sameVLAN(want) {
 		return prepared, nil
@@ -95,6 +93,44 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	return prepared, nil
 }
 
+// take returns the VF as a prepared device, unless it is the node's own or cannot do what is asked for.
+func (m *Manager) take(ctx context.Context, vf *virtFn, knownName string, cfg types.DeviceConfig) (*Device, error) {
+	if vf.netdev != nil {
+		if err := m.refuseOwnNetwork(vf.netdev); err != nil {
+			return nil, err
+		}
+	}
+	prepared, err := m.remember(ctx, vf, knownName)
+	if err != nil {
+		return nil, err
+	}
+	// The driver may have changed since the device was allotted.
+	return prepared, prepared.Validate(cfg)
+}
+
+// recognise returns a prepared device, and whether its VF was made anew meanwhile, as happens with the number of VFs or by
+// another start of the PF's driver. Such a VF has its own address: the former one is not restored to it. Its name and the
+// rest are those that the VF at this PCI address had.
+func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepared *Device, anew bool, err error) {
+	now, err := m.sysfs.incarnation(vf.addr)
+	if err != nil || !d.isFormer(now) {
+		return d, false, err
+	}
+	l, err := m.hostLink(ctx, vf.addr)
+	if err != nil {
+		return nil, false, err
+	}
+	another, original := *d, *d.Original
+	original.Incarnation, original.Link.MAC = now, l.MAC
+	another.Original, another.MAC = &original, l.MAC
+	return &another, true, nil
+}
+
+// isFormer says whether the device is of an earlier incarnation of the VF than the present one.
+func (d *Device) isFormer(now string) bool {
+	return d.Original.Incarnation != "" && now != "" && now != d.Original.Incarnation
+}
+
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
 func (m *Manager) refuseOwnNetwork(dev *netdev) error {
 	nodeIPs, _ := m.nodeIPs()
@@ -110,8 +146,12 @@ func (m *Manager) refuseOwnNetwork(dev *netdev) error {
 
 // remember returns the VF as a prepared device, with the state of its interface.
 func (m *Manager) remember(ctx context.Context, vf *virtFn, knownName string) (*Device, error) {
+	incarnation, err := m.sysfs.incarnation(vf.addr)
+	if err != nil {
+		return nil, err
+	}
 	prepared := m.device(vf)
-	prepared.Original = &Original{}
+	prepared.Original = &Original{Incarnation: incarnation}
 	if vf.netdev == nil {
 		if vf.linkMissing() {
 			return nil, fmt.Errorf("its interface is not in the host's network namespace although the driver %s is bound", vf.driver)

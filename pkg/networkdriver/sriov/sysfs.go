@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
@@ -168,6 +170,21 @@ func (s sysfs) physFn(addr string) (*physFn, error) {
 		pf.ifName, pf.ifIndex = dev.name, dev.index
 	}
 	return pf, nil
+}
+
+// incarnation tells the interface that a driver has made for a PCI device from one that was made later, as with the device
+// or by another driver; it is empty if the driver has made none. It is the number of the directory that the interface is
+// in, which stays as it is, and empty, while the interface is in another namespace.
+func (s sysfs) incarnation(addr string) (string, error) {
+	var st unix.Stat_t
+	err := unix.Stat(s.path(addr, "net"), &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look at %s: %w", s.path(addr, "net"), err)
+	}
+	return strconv.FormatUint(st.Ino, 10), nil
 }
 
 // netdevAttempts is how often an interface is looked for that is renamed while it is read.

@@ -47,6 +47,9 @@ type DRAAllocation struct {
 	Held bool `json:",omitempty"`
 	// Error is why the last attach or free of the device failed; empty when it did not.
 	Error string `json:",omitempty"`
+	// LostFrom is the sandbox that the link was in and, while that ran, was found to be gone from; empty once it is in a
+	// sandbox again.
+	LostFrom string `json:",omitempty"`
 	// Releasing is true from the moment that the device is being given back, and stays so when that fails: the device is
 	// not moved into a pod any more. No record of it outlives the agent.
 	Releasing bool `json:",omitempty"`

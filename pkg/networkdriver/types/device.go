@@ -75,6 +75,21 @@ type Device interface {
 	Merge(prepared Device) Device
 }
 
+// Prepared is a device that Setup returned, with the configuration that it was for.
+type Prepared struct {
+	Device Device
+	Config DeviceConfig
+}
+
+// Checker is a device manager whose devices have state that somebody else may change while they are prepared, such as a
+// VF's VLAN, which its PF keeps.
+type Checker interface {
+	// Check says of each device how it differs from what Setup made of it, or why that cannot be told; nil for one that is as
+	// it should be. It changes nothing, and reads as little as it can, since every pod's start waits for it: what differs is
+	// for Setup to put back.
+	Check(ctx context.Context, devices []Prepared) []error
+}
+
 // Skipped is a device that a manager knows of and does not offer.
 type Skipped struct {
 	// Device is the name it would have, or its address.

@@ -18,6 +18,9 @@ type Attachment struct {
 	// Moved is true for an interface that the pod has moved into a network namespace of its own. Name, index and addresses
 	// are those it had before, and empty if that is not known.
 	Moved bool `json:"moved,omitempty"`
+	// Again is true for an interface that went out of the running pod, with its VF, and was put back: what the pod had
+	// configured on it is lost.
+	Again bool `json:"again,omitempty"`
 	// IPs are addresses with prefix length, such as 192.0.2.4/24.
 	IPs []string `json:"ips,omitempty"`
 }

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+)
+
+// ensure asks the kernel whether the devices are what Setup made of them, and sets up again what is not. It comes before a
+// link is moved: a VF that was made anew must not be in a pod before it is in its VLAN. What is being released is not
+// set up any more. What fails is the move's error.
+func (r *Room) ensure(ctx context.Context, moves []*move) {
+	var rows []*tables.DRAAllocation
+	var of []*move
+	for _, m := range moves {
+		if !m.row.Releasing {
+			rows, of = append(rows, m.now), append(of, m)
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	for i, drift := range r.world.Check(ctx, rows) {
+		if drift != nil {
+			r.setUpAgain(ctx, of[i], drift)
+		}
+	}
+}
+
+func (r *Room) setUpAgain(ctx context.Context, m *move, drift error) {
+	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
+	if err != nil {
+		m.err = fmt.Errorf("set the device up again, since %w: %w", drift, err)
+		return
+	}
+	m.now.PreparedDevice, m.anew = dev, true
+	r.log.Warn("Device was not as its claim has it and was set up again", "device", m.row.DeviceName, "claim", m.row.Claim(),
+		"pod", m.row.Pod(), "vlan", m.row.Config.VLAN(), "reason", drift)
+}
+
+// Ensure makes the kernel agree with the rows again after somebody else has changed something: a VLAN on the PF is put
+// back, the link of a VF that was made anew goes into the living sandbox that its pod has, and what cannot be mended stands
+// in the row. It is to be called every few seconds; where nothing has changed it only looks. sandboxesOf returns the
+// sandboxes that a pod has.
+func (r *Room) Ensure(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbox) {
+	for _, pod := range r.suspects(ctx) {
+		if err := r.ensurePod(ctx, pod, sandboxesOf); err != nil {
+			r.log.Debug("Pod's devices are not as they should be", "podUID", pod, "error", err)
+		}
+	}
+}
+
+// suspects returns the pods with a device that seems not to be as it should. It takes no locks, so that work on the pods
+// does not wait.
+func (r *Room) suspects(ctx context.Context) []kubetypes.UID {
+	var rows []*tables.DRAAllocation
+	for row := range r.table.All(r.db.ReadTxn()) {
+		if !row.Releasing {
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	var pods []kubetypes.UID
+	seen := map[kubetypes.UID]bool{}
+	for i, drift := range r.world.Check(ctx, rows) {
+		if row := rows[i]; !seen[row.PodUID] && (drift != nil || row.Error != "" || r.strayed(ctx, row)) {
+			seen[row.PodUID] = true
+			pods = append(pods, row.PodUID)
+		}
+	}
+	return pods
+}
+
+// strayed says whether the device's link is not where the row says. Virtual links are not looked for: a pod that deletes
+// one has no use for it.
+func (r *Room) strayed(ctx context.Context, row *tables.DRAAllocation) bool {
+	if row.Attachment == nil || !row.PreparedDevice.Link().Physical() {
+		return false
+	}
+	place := podnet.InPod
+	if row.Attachment.Moved {
+		place = podnet.Elsewhere
+	}
+	seen, err := r.world.Where(ctx, row.Attachment.NetNS, row.PreparedDevice)
+	return err != nil || seen.Place != place
+}
+
+func (r *Room) ensurePod(ctx context.Context, pod kubetypes.UID, sandboxesOf func(kubetypes.UID) []Sandbox) error {
+	ctx, cancel := r.world.WithTimeout(ctx, syncPodTimeout)
+	defer cancel()
+	rows, unlock, err := r.lockPod(ctx, pod)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// Asked for with the locks held: a sandbox that was stopped meanwhile must not get its devices back.
+	var living []Sandbox
+	for _, s := range sandboxesOf(pod) {
+		if r.world.CheckNetNS(s.NetNS) == nil {
+			living = append(living, s)
+		}
+	}
+	if len(living) > 0 {
+		return r.settle(ctx, rows, living)
+	}
+	// Nothing is to be moved, and what the rows say of the last move stays.
+	var moves []*move
+	for _, row := range rows {
+		m := begin(row)
+		m.now.Error = row.Error
+		moves = append(moves, m)
+	}
+	r.ensure(ctx, moves)
+	var errs []error
+	for _, m := range moves {
+		if m.err != nil {
+			r.log.Log(ctx, m.level(slog.LevelError), "Device is not as its claim has it", "device", m.row.DeviceName,
+				"claim", m.row.Claim(), "pod", m.row.Pod(), "error", m.err)
+		}
+		errs = append(errs, m.err)
+	}
+	r.commit(moves)
+	return errors.Join(errs...)
+}

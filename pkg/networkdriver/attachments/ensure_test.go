@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// Check finds what is set to fail, until the device is set up again.
+func (w *fakeWorld) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
+	w.write().Abort()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	errs := make([]error, len(rows))
+	for i, row := range rows {
+		errs[i] = w.fail["check "+row.DeviceName]
+	}
+	return errs
+}
+
+// change has somebody change what Setup made of a device.
+func (w *fakeWorld) change(device string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fail["check "+device] = errors.New("the PF has it in VLAN 6")
+}
+
+// sandboxesOf lists sandboxes as the runtime's side does.
+func sandboxesOf(all ...Sandbox) func(kubetypes.UID) []Sandbox {
+	return func(pod kubetypes.UID) (list []Sandbox) {
+		for _, s := range all {
+			if s.PodUID == pod {
+				list = append(list, s)
+			}
+		}
+		return list
+	}
+}
+
+// The VLAN comes first, the link second: in the hook, late, and when the VLAN cannot be set the link stays out.
+func TestEnsureBeforeAttach(t *testing.T) {
+	pod := newSandbox("pod", "s1")
+	for name, attach := range map[string]func(*fixture){
+		"hook":  func(f *fixture) { _ = f.Attach(t.Context(), pod) },
+		"late":  func(f *fixture) { f.Synchronize(t.Context(), []Sandbox{pod}) },
+		"retry": func(f *fixture) { f.Ensure(t.Context(), sandboxesOf(pod)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			vf := f.prepareVF("vf", "0000:03:00.1")
+			f.world.change("vf")
+			f.world.fail["setup vf"] = errors.New("PF is busy")
+			attach(f)
+			f.at(vf, "", "")
+			require.Equal(t, "set the device up again, since the PF has it in VLAN 6: PF is busy", f.row("vf").Error)
+			require.False(t, f.InPlace("pod", "s1"))
+
+			delete(f.world.fail, "setup vf")
+			f.world.takeCalls()
+			attach(f)
+			f.at(vf, pod.NetNS, "s1")
+			require.Empty(t, f.row("vf").Error)
+			require.Equal(t, []string{"setup vf", "attach vf"}, f.world.takeCalls())
+		})
+	}
+}
+
+// What somebody changes under a pod is put back, and what cannot be is in the row, and said once.
+func TestEnsure(t *testing.T) {
+	f := newFixture(t)
+	var log bytes.Buffer
+	f.log = slog.New(slog.NewTextHandler(&log, nil))
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	f.prepare("other", "waiting", 7)
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.takeCalls()
+	ensure := func() { f.Ensure(t.Context(), sandboxesOf(pod)) }
+
+	before := f.rows()
+	ensure()
+	require.Empty(t, f.world.takeCalls(), "nothing has changed")
+	require.Equal(t, before, f.rows())
+
+	f.world.change("vf")
+	f.world.change("waiting")
+	log.Reset()
+	ensure()
+	require.ElementsMatch(t, []string{"setup vf", "setup waiting"}, f.world.takeCalls())
+	f.at(vf, pod.NetNS, "s1")
+	require.Equal(t, 2, strings.Count(log.String(), "was set up again"), log.String())
+	require.Contains(t, log.String(), `reason="the PF has it in VLAN 6"`)
+
+	f.world.change("vf")
+	f.world.change("waiting")
+	f.world.fail["setup vf"], f.world.fail["setup waiting"] = errors.New("refused"), errors.New("refused")
+	log.Reset()
+	for range 3 {
+		ensure()
+		for _, device := range []string{"vf", "waiting"} {
+			require.Equal(t, "Failed", f.row(device).State())
+			require.Contains(t, f.row(device).Error, "refused")
+		}
+	}
+	f.at(vf, pod.NetNS, "s1")
+	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"), log.String())
+	delete(f.world.fail, "setup vf")
+	ensure()
+	require.Equal(t, "Attached", f.row("vf").State())
+}
+
+// The link of a VF that was made anew is on the host while its row says that it is in the pod.
+func TestEnsureAttachesAgain(t *testing.T) {
+	f := newFixture(t)
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.takeCalls()
+
+	f.world.put(vf.ID, "")
+	f.world.change("vf")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Equal(t, []string{"setup vf", "detach vf", "attach vf"}, f.world.takeCalls())
+	f.at(vf, pod.NetNS, "s1")
+	require.True(t, f.row("vf").Attachment.Again)
+
+	// It is gone for a while, and what is gone is not in place.
+	f.world.end(vf.ID)
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Contains(t, f.row("vf").Error, "the device is lost")
+	require.Nil(t, f.row("vf").Attachment)
+	f.world.put(vf.ID, "")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	f.at(vf, pod.NetNS, "s1")
+	require.True(t, f.row("vf").Attachment.Again)
+	require.Empty(t, f.row("vf").Error)
+	f.Synchronize(t.Context(), []Sandbox{pod})
+	require.True(t, f.row("vf").Attachment.Again)
+
+	// What the pod moved on is where it belongs.
+	f.world.put(vf.ID, "nested")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Equal(t, "Moved", f.row("vf").State())
+	f.world.takeCalls()
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.world.takeCalls())
+
+	require.NoError(t, f.Detach(t.Context(), pod))
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s2")))
+	require.False(t, f.row("vf").Attachment.Again, "a sandbox that it was not in before")
+}
+
+// A sandbox that stops while Ensure waits does not get its devices back, and what is being released is left alone.
+func TestEnsureLeavesAlone(t *testing.T) {
+	f := newFixture(t)
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.put(vf.ID, "")
+	f.world.takeCalls()
+	f.Ensure(t.Context(), sandboxesOf())
+	require.Empty(t, f.world.takeCalls())
+
+	require.NoError(t, f.Detach(t.Context(), pod))
+	f.world.change("vf")
+	f.world.takeCalls()
+	f.insert(f.row("vf").With(func(r *tables.DRAAllocation) { r.Releasing, r.Error = true, "free: no" }))
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	f.Synchronize(t.Context(), []Sandbox{pod})
+	require.Empty(t, f.world.takeCalls())
+	f.at(vf, "", "")
+}
+
+// fakeChecker counts how often it is asked.
+type fakeChecker struct{ asked int }
+
+func (c *fakeChecker) Check(_ context.Context, devices []types.Prepared) []error {
+	c.asked++
+	errs := make([]error, len(devices))
+	for i, p := range devices {
+		errs[i] = errors.New(p.Device.IfName())
+	}
+	return errs
+}
+
+// Each manager is asked once, about its own devices.
+func TestCheckOutside(t *testing.T) {
+	checker := &fakeChecker{}
+	o := &Outside{Checkers: map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker}}
+	row := func(manager types.DeviceManagerType, name string) *tables.DRAAllocation {
+		return &tables.DRAAllocation{Manager: manager, DeviceName: name, PreparedDevice: fakeDevice{Name: name}}
+	}
+	errs := o.Check(t.Context(), []*tables.DRAAllocation{
+		row(types.DeviceManagerTypeSRIOV, "a"), row(types.DeviceManagerTypeDummy, "b"), row(types.DeviceManagerTypeSRIOV, "c"),
+	})
+	require.EqualError(t, errs[0], "a")
+	require.NoError(t, errs[1])
+	require.EqualError(t, errs[2], "c")
+	require.Equal(t, 1, checker.asked)
+	require.Equal(t, []error{nil}, o.Check(t.Context(), []*tables.DRAAllocation{row(types.DeviceManagerTypeDummy, "b")}))
+	require.Equal(t, 1, checker.asked)
+}

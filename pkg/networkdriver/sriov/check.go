@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package sriov
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+var _ types.Checker = (*Manager)(nil)
+
+// record is what a PF has on record, and the error of reading it.
+type record struct {
+	settings map[int]VFSettings
+	err      error
+}
+
+// Check implements [types.Checker]. Each PF's record is read once, without the PF's lock: a reader waits for nobody, and
+// what is found is looked at again by Setup.
+func (m *Manager) Check(ctx context.Context, devices []types.Prepared) []error {
+	errs := make([]error, len(devices))
+	records := map[string]*record{}
+	for i, p := range devices {
+		d, ok := p.Device.(*Device)
+		switch {
+		case !ok || d.Original == nil:
+		case ctx.Err() != nil:
+			errs[i] = ctx.Err()
+		default:
+			errs[i] = m.check(d, p.Config, records)
+		}
+	}
+	return errs
+}
+
+// check adds the record that it reads to records, which are by the PF's PCI address.
+func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*record) error {
+	pf, err := m.sysfs.linkBase(d.Addr, "physfn")
+	if err != nil {
+		return err
+	}
+	if pf == "" {
+		return errGone
+	}
+	if vf, err := m.sysfs.linkBase(pf, fmt.Sprint("virtfn", d.VFID)); err != nil || vf != d.Addr {
+		return errors.Join(err, fmt.Errorf("it is not VF %d of PF %s any more", d.VFID, pf))
+	}
+	if records[pf] == nil {
+		records[pf] = m.readRecord(pf)
+	}
+	if err := records[pf].err; err != nil {
+		return err
+	}
+	// Without a record on the PF there is nothing to compare.
+	now, onRecord := records[pf].settings[d.VFID]
+	if want := (VFSettings{VLAN: cfg.VLAN()}); onRecord && !now.sameVLAN(want) {
+		return fmt.Errorf("the PF has it in VLAN %d (priority %d) instead of %d", now.VLAN, now.QoS, want.VLAN)
+	}
+	switch now, err := m.sysfs.incarnation(d.Addr); {
+	case err != nil:
+		return err
+	case d.isFormer(now):
+		return errors.New("it was made anew")
+	}
+	return nil
+}
+
+func (m *Manager) readRecord(pf string) *record {
+	dev, err := m.sysfs.netdev(pf)
+	if err == nil && dev == nil {
+		err = errors.New("it has no interface in the host's network namespace")
+	}
+	var settings map[int]VFSettings
+	if err == nil {
+		settings, err = m.kernel.VFs(dev.index)
+	}
+	if err != nil {
+		return &record{err: fmt.Errorf("read the VFs of PF %s: %w", pf, err)}
+	}
+	return &record{settings: settings}
+}
