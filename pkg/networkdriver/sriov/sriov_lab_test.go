@@ -20,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
@@ -82,6 +84,7 @@ func TestLab(t *testing.T) {
 	t.Run("Unbound", l.testUnbound)
 	t.Run("VFIO", l.testVFIO)
 	t.Run("Restore", l.testRestore)
+	t.Run("Incarnation", l.testIncarnation)
 }
 
 func (l *lab) publish(s types.Snapshot) {
@@ -346,4 +349,44 @@ func (l *lab) testRestore(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, restored.Free(t.Context(), withVLAN(1001)))
 	require.Zero(t, l.settings(t, 0).Vlan)
+}
+
+// A VF stays the one that it is while its interface is in another namespace and has another name, and is another one when
+// its driver has started anew.
+func (l *lab) testIncarnation(t *testing.T) {
+	d := l.device(t, 3)
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	check := func() error { return l.Check(t.Context(), []types.Prepared{{Device: dev, Config: withVLAN(5)}})[0] }
+	require.NoError(t, check())
+
+	host, err := netns.Get()
+	require.NoError(t, err)
+	defer host.Close()
+	pod, err := netns.GetFromPath(testenv.NetNS(t))
+	require.NoError(t, err)
+	defer pod.Close()
+	inside, err := netlink.NewHandleAt(pod, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	defer inside.Close()
+	link, err := netlink.LinkByName(d.KernelIfaceName)
+	require.NoError(t, err)
+	require.NoError(t, netlink.LinkSetNsFd(link, int(pod)))
+	require.NoError(t, check())
+	link, err = inside.LinkByName(d.KernelIfaceName)
+	require.NoError(t, err)
+	require.NoError(t, inside.LinkSetName(link, "moved0"))
+	require.NoError(t, check())
+	require.NoError(t, inside.LinkSetName(link, d.KernelIfaceName))
+	require.NoError(t, inside.LinkSetNsFd(link, int(host)))
+	require.NoError(t, check())
+
+	l.bindVF(t, d.Addr, "")
+	l.bindVF(t, d.Addr, d.Driver)
+	l.device(t, 3)
+	require.EqualError(t, check(), "it was made anew")
+	dev, err = dev.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	require.NoError(t, check())
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
 }
