@@ -119,6 +119,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.sriov = sriovRunner(runner, sriov.Params{
 		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
 		Owners: nicowner.Default,
+		Work:   sriov.NewPFWork(),
 	})
 	s.dummy = dummyRunner(runner)
 	// What is prepared is restored, and checked, by managers that find nothing.

@@ -42,6 +42,8 @@ type Params struct {
 	PFs *PFLocks
 	// Owners is where the node's programs say which NIC they have: a VF that another one has is not set up.
 	Owners nicowner.Dir
+	// Work is the work on the node's PFs. Managers that follow each other must have the same. Nil: one of its own.
+	Work *PFWork
 }
 
 // PFLocks serialise what is done to the VFs of one PF, by its PCI address: its driver answers busy to the second caller.
@@ -90,7 +92,10 @@ func newManager(p Params, k kernel) *Manager {
 	if m.pfs == nil {
 		m.pfs = &PFLocks{}
 	}
-	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, failed: map[string]failure{}}
+	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, work: p.Work}
+	if p.Work == nil {
+		m.provisioner.work = NewPFWork()
+	}
 	if p.Config != nil {
 		m.provisioner.ifaces = p.Config.Ifaces
 	}
@@ -102,24 +107,28 @@ func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTyp
 
 // Run implements [types.DeviceManager].
 func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
+	m.provisioner.provision(ctx)
+	m.provisioner.await(ctx)
 	var last *types.Snapshot
 	return rescan.Run(ctx, m.log, m.watch, func() error {
-		last = m.refresh(last, publish)
+		last = m.refresh(ctx, last, publish)
 		return nil
 	})
 }
 
-// watch tells of links and of the node's addresses.
+// watch tells of links, of the node's addresses and of the PFs that were worked on.
 func (m *Manager) watch(ctx context.Context, notify func()) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var addresses sync.WaitGroup
-	defer addresses.Wait()
+	var others sync.WaitGroup
+	defer others.Wait()
 	defer cancel()
-	addresses.Go(func() {
+	others.Go(func() {
 		for {
 			_, changed := m.nodeIPs()
 			select {
 			case <-changed:
+				notify()
+			case <-m.provisioner.work.changed:
 				notify()
 			case <-ctx.Done():
 				return
@@ -129,11 +138,12 @@ func (m *Manager) watch(ctx context.Context, notify func()) error {
 	return m.kernel.WatchLinks(ctx, notify)
 }
 
-// refresh makes missing VFs, scans, and publishes what differs from the last snapshot, which it returns. A scan that fails
-// keeps the last devices, and before the first one nothing is published, which would withdraw them all.
-func (m *Manager) refresh(last *types.Snapshot, publish func(types.Snapshot)) *types.Snapshot {
-	problems := m.provisioner.provision()
+// refresh scans, publishes what differs from the last snapshot, which it returns, and has missing VFs made: they are seen by a
+// later scan, since making them may take long. A scan that fails keeps the last devices, and before the first one nothing is
+// published, which would withdraw them all.
+func (m *Manager) refresh(ctx context.Context, last *types.Snapshot, publish func(types.Snapshot)) *types.Snapshot {
 	next, err := m.scan()
+	problems := m.provisioner.provision(ctx)
 	if err != nil {
 		m.log.Error("Cannot discover SR-IOV VFs, the last known ones stay", "problems", problems, "error", err)
 		if last == nil {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -164,7 +165,7 @@ func TestRunPublishesProblemsWithoutScan(t *testing.T) {
 		r := run(t, node.manager(Params{Config: sriovConfig(v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 2})}))
 		node.kernel.with(func() { node.kernel.scanErr = errors.New("boom") })
 		node.write(numVFs, "4")
-		after(rescan.PollInterval)
+		after(rescan.PollInterval + rescan.QuietPeriod)
 		require.Equal(t, []string{"2+0", "2+0"}, r.kinds(), "the devices stay")
 		require.Empty(t, r.published()[0].Problems)
 		require.Len(t, r.published()[1].Problems, 1)
@@ -172,7 +173,7 @@ func TestRunPublishesProblemsWithoutScan(t *testing.T) {
 		after(3 * rescan.PollInterval)
 		require.Len(t, r.published(), 2, "it is published once")
 		node.write(numVFs, "2")
-		after(rescan.PollInterval)
+		after(rescan.PollInterval + rescan.QuietPeriod)
 		require.Len(t, r.published(), 3)
 		require.Empty(t, r.published()[2].Problems)
 	})
@@ -239,12 +240,22 @@ func sriovConfig(ifaces ...v2alpha1.SRIOVDeviceConfig) *v2alpha1.SRIOVDeviceMana
 	return &v2alpha1.SRIOVDeviceManagerConfig{Enabled: true, Ifaces: ifaces}
 }
 
+// provision does the work on the PFs and returns what is wrong then.
+func provision(t *testing.T, m *Manager) []types.Problem {
+	t.Helper()
+	m.provisioner.provision(t.Context())
+	m.provisioner.await(t.Context())
+	problems := m.provisioner.provision(t.Context())
+	m.provisioner.await(t.Context())
+	return problems
+}
+
 func TestProvision(t *testing.T) {
 	node := newTree(t)
 	pf := node.pf(pfAddr, pfName, 7)
 	m := node.manager(Params{Config: sriovConfig(v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 4})})
 	writes := node.attach(m)
-	require.Empty(t, m.provisioner.provision())
+	require.Empty(t, provision(t, m))
 	require.Equal(t, []int{pf}, node.kernel.up, "the PF is up before VFs are made")
 	require.Equal(t, []string{"/class/net/ens1f0/device/sriov_numvfs=4"}, *writes)
 	require.True(t, strings.HasPrefix(node.read(filepath.Join(bus, pfAddr, "sriov_numvfs")), "4"))
@@ -252,7 +263,7 @@ func TestProvision(t *testing.T) {
 	require.Len(t, devices, 4)
 
 	node.write(filepath.Join(bus, pfAddr, "sriov_numvfs"), "4")
-	require.Empty(t, m.provisioner.provision())
+	require.Empty(t, provision(t, m))
 	require.Len(t, *writes, 1, "they are made once")
 }
 
@@ -269,7 +280,7 @@ func TestProvisionProblems(t *testing.T) {
 		"unknown PF":          {"0", v2alpha1.SRIOVDeviceConfig{IfName: "nosuch0", VfCount: 4}, "ifName", "PF nosuch0: the node has no interface of this name"},
 		"no PF":               {"0", v2alpha1.SRIOVDeviceConfig{IfName: "plain0", VfCount: 4}, "ifName", "PF plain0: the interface is no SR-IOV physical function"},
 		"path":                {"0", v2alpha1.SRIOVDeviceConfig{IfName: "../net/ens1f0", VfCount: 4}, "ifName", `"../net/ens1f0" contains '/', which an interface name must not`},
-		"none wanted, some":   {"4", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 0}, "", ""},
+		"none wanted, some":   {"4", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 0}, "vfCount", "PF ens1f0: 0 VFs are wanted and it has 4, which are left"},
 		"none wanted, none":   {"0", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 0}, "", ""},
 		"as many as wanted":   {"4", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 4}, "", ""},
 		"unreadable number":   {"many", v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 4}, "ifName", "PF ens1f0: read the number of VFs"},
@@ -292,7 +303,7 @@ func TestProvisionProblems(t *testing.T) {
 				written = append(written, value)
 				return writeAttribute(path, value)
 			}
-			problems := m.provisioner.provision()
+			problems := provision(t, m)
 			require.Equal(t, []string{"3"}, written, "the other PF is brought to its count")
 			require.Equal(t, tc.have, node.read(numVFs), "an existing count is never changed")
 			if tc.want == "" {
@@ -330,6 +341,114 @@ func TestProvisionRetries(t *testing.T) {
 	})
 }
 
+// An administrator's number stays: vfCount is applied at start, when it changes, and when the PF is new.
+func TestProvisionAgainstAnAdministrator(t *testing.T) {
+	node := newTree(t)
+	index := node.pf(pfAddr, pfName, 7)
+	numVFs := filepath.Join(bus, pfAddr, "sriov_numvfs")
+	work := NewPFWork()
+	manager := func(count int32) (*Manager, *[]string) {
+		m := node.manager(Params{Work: work, Config: sriovConfig(v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: count})})
+		writes := &[]string{}
+		m.provisioner.write = func(path, value string) error {
+			*writes = append(*writes, value)
+			return os.WriteFile(path, []byte(value), 0o600)
+		}
+		return m, writes
+	}
+	m, writes := manager(4)
+	require.Empty(t, provision(t, m))
+	require.Equal(t, []string{"4"}, *writes)
+
+	node.write(numVFs, "0")
+	for range 2 {
+		problems := provision(t, m)
+		require.Len(t, problems, 1)
+		require.Contains(t, problems[0].Message, "PF ens1f0: 4 VFs are wanted and it has 0, since somebody has removed them, which is left as it is")
+	}
+	require.Len(t, *writes, 1)
+
+	node.write(numVFs, "2")
+	m, writes = manager(6)
+	require.Contains(t, provision(t, m)[0].Message, "6 VFs are wanted and it has 2")
+	node.write(numVFs, "0")
+	require.Empty(t, provision(t, m), "the new number is owed until it could be applied")
+	require.Equal(t, []string{"6"}, *writes)
+
+	node.hideNetdev(pfAddr, pfName)
+	node.kernel.with(func() { delete(node.kernel.links, index) })
+	node.netdev(pfAddr, pfName)
+	node.write(numVFs, "0")
+	require.Empty(t, provision(t, m), "the PF's driver was started anew")
+	require.Equal(t, []string{"6", "6"}, *writes)
+
+	work = NewPFWork()
+	node.write(numVFs, "0")
+	m, writes = manager(6)
+	require.Empty(t, provision(t, m), "the agent was started anew")
+	require.Equal(t, []string{"6"}, *writes)
+}
+
+// A PF whose driver does not answer holds nothing up but itself, also not its manager's end, and is named.
+func TestHungPF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const other, otherAddr = "ens2f0", "0000:05:00.0"
+		node := newNode(t)
+		node.pf(otherAddr, other, 7)
+		node.kernel.events = make(chan error)
+		hung, work := make(chan struct{}), NewPFWork()
+		var mu sync.Mutex // guards writes
+		var writes []string
+		start := func(count int32) (r *running, stop func()) {
+			m := node.manager(Params{Work: work, Config: sriovConfig(
+				v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: count}, v2alpha1.SRIOVDeviceConfig{IfName: other, VfCount: count})})
+			m.provisioner.write = func(path, value string) error {
+				mu.Lock()
+				writes = append(writes, filepath.Base(filepath.Dir(filepath.Dir(path)))+"="+value)
+				mu.Unlock()
+				if strings.Contains(path, pfName) {
+					<-hung
+				}
+				return os.WriteFile(path, []byte(value), 0o600)
+			}
+			r = &running{}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() {
+				done <- m.Run(ctx, func(s types.Snapshot) {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					r.snapshots = append(r.snapshots, s)
+				})
+			}()
+			return r, func() { cancel(); require.NoError(t, <-done) }
+		}
+		last := func(r *running) types.Snapshot { s := r.published(); return s[len(s)-1] }
+
+		r, stop := start(3)
+		after(startPatience)
+		require.Equal(t, []string{"2+0"}, r.kinds(), "published while it hangs")
+		after(rescan.PollInterval)
+		require.Len(t, last(r).Problems, 1)
+		require.Contains(t, last(r).Problems[0].Message, "PF ens1f0: its driver has not answered")
+		require.Equal(t, "sriov.ifaces[0].vfCount", last(r).Problems[0].Field)
+		require.ElementsMatch(t, []string{"ens1f0=3", "ens2f0=3"}, writes)
+		stop()
+
+		// Another configuration reaches the rest, and the PF when it answers.
+		node.write(filepath.Join(bus, otherAddr, "sriov_numvfs"), "0")
+		r, stop = start(5)
+		after(startPatience + rescan.QuietPeriod)
+		require.Len(t, last(r).Problems, 1)
+		require.ElementsMatch(t, []string{"ens1f0=3", "ens2f0=3", "ens2f0=5"}, writes)
+		close(hung)
+		after(rescan.PollInterval)
+		require.Len(t, last(r).Problems, 1)
+		require.Contains(t, last(r).Problems[0].Message, "5 VFs are wanted and it has 3")
+		stop()
+	})
+}
+
 func TestLikelyCause(t *testing.T) {
 	for err, want := range map[error]string{
 		unix.ENOMEM: "pci=realloc", unix.ENOSPC: "bus numbers", unix.EBUSY: "someone else", unix.EROFS: "writable",
@@ -343,5 +462,5 @@ func TestLikelyCause(t *testing.T) {
 func TestNewWithoutConfig(t *testing.T) {
 	m := New(Params{Logger: slog.New(slog.DiscardHandler), SysfsPath: t.TempDir()})
 	require.Equal(t, types.DeviceManagerTypeSRIOV, m.Type())
-	require.Empty(t, m.provisioner.provision())
+	require.Empty(t, provision(t, m))
 }

@@ -4,6 +4,7 @@
 package sriov
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,97 +22,221 @@ import (
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
-// retryInterval is the least time between two tries to make VFs that the kernel refused to make.
-const retryInterval = 30 * time.Second
+const (
+	// retryInterval is the least time between two tries to make VFs that the kernel refused to make.
+	retryInterval = 30 * time.Second
+	// hangLimit is how long a PF may take until that is reported. With some cards making many VFs takes seconds.
+	hangLimit = 5 * time.Second
+	// startPatience is how long the first scan waits for VFs to be made: after a boot, pods need them at once.
+	startPatience = 3 * time.Second
+)
 
-// provisioner makes VFs on the configured PFs that have none. It never changes a count that is not zero: that is only
-// possible by removing all VFs of the PF, also those in use.
+// PFWork is the work on the node's PFs, which outlives the managers that began it: to read or write the number of a PF's VFs
+// waits for its driver, and nothing ends that wait. Each PF is worked on by a goroutine of its own.
+type PFWork struct {
+	// changed gets a value when a PF was found to be otherwise than before.
+	changed chan struct{}
+
+	mu  sync.Mutex // guards pfs and, but for what says otherwise, what they point to
+	pfs map[string]*pfState
+}
+
+// NewPFWork returns the work on the PFs of a node, with nothing done yet.
+func NewPFWork() *PFWork {
+	return &PFWork{changed: make(chan struct{}, 1), pfs: map[string]*pfState{}}
+}
+
+// notify tells the manager at work that a scan may find something new.
+func (w *PFWork) notify() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// pfState is what is known of the PF with a configured name.
+type pfState struct {
+	// since is when the goroutine at work on it began, zero for none, done is closed when it ends, and want is the number of
+	// VFs that it is to bring about.
+	since time.Time
+	done  chan struct{}
+	want  int
+	// found is what the last goroutine, for want VFs, found wrong.
+	found finding
+
+	// What follows is the goroutine's.
+
+	// applied is what vfCount was applied to last.
+	applied application
+	failed  failure
+}
+
+// application is a number of VFs and the PF that has been given it. Another ifindex at the same address is another start of
+// its driver, which has forgotten its VFs.
+type application struct {
+	count int
+	addr  string
+	index int
+}
+
+// finding is a field of a PF's configuration that cannot be met, and why; empty if all is well.
+type finding struct{ field, message string }
+
+type failure struct {
+	of      application
+	retryAt time.Time
+	finding
+}
+
+// provisioner makes VFs on the configured PFs that have none. It never changes a number that is not zero: that is only
+// possible by removing all VFs of the PF, also those in use. A number that it has brought about is the administrator's to
+// change: it is applied again when the configuration asks for another one, when the PF is new, and when the agent is
+// started.
 type provisioner struct {
 	log    *slog.Logger
 	sysfs  sysfs
 	kernel kernel
 	ifaces []v2alpha1.SRIOVDeviceConfig
+	work   *PFWork
 	// write writes a sysfs attribute.
 	write func(path, value string) error
-	// failed has the PFs on which the kernel refused to make VFs.
-	failed map[string]failure
 }
 
-type failure struct {
-	retryAt time.Time
-	message string
-}
-
-// provision brings every PF to its count of VFs where that is possible, and says what is not. A
-// problem of one PF does not stop the work on the others.
-func (p *provisioner) provision() []types.Problem {
+// provision begins to bring every PF to its number of VFs where that is possible, and says what was found not to be. It waits
+// for no PF.
+func (p *provisioner) provision(ctx context.Context) []types.Problem {
 	var problems []types.Problem
 	for i, iface := range p.ifaces {
-		field, message := p.provisionPF(iface.IfName, int(iface.VfCount))
-		if message != "" {
-			problems = append(problems, types.Problem{Field: fmt.Sprintf("sriov.ifaces[%d].%s", i, field), Message: message})
+		if f := p.begin(ctx, iface.IfName, int(iface.VfCount)); f.message != "" {
+			problems = append(problems, types.Problem{Field: fmt.Sprintf("sriov.ifaces[%d].%s", i, f.field), Message: f.message})
 		}
 	}
 	return problems
 }
 
-// provisionPF returns the configuration field that cannot be met, and why.
-func (p *provisioner) provisionPF(name string, want int) (field, message string) {
+// begin begins the work on a PF, unless it is going on, and returns what is known of the PF.
+func (p *provisioner) begin(ctx context.Context, name string, want int) finding {
+	p.work.mu.Lock()
+	defer p.work.mu.Unlock()
+	pf := p.work.pfs[name]
+	if pf == nil {
+		pf = &pfState{}
+		p.work.pfs[name] = pf
+	}
+	if !pf.since.IsZero() && time.Since(pf.since) >= hangLimit {
+		pf.found = finding{"vfCount", fmt.Sprintf("PF %s: its driver has not answered for more than %s and cannot be interrupted; "+
+			"see dmesg, only a restart of the node may help; other PFs are served", name, hangLimit)}
+		return pf.found
+	}
+	known := finding{}
+	if pf.want == want {
+		known = pf.found
+	}
+	if pf.since.IsZero() {
+		pf.since, pf.want, pf.done = time.Now(), want, make(chan struct{})
+		go p.run(ctx, name, pf, want)
+	}
+	return known
+}
+
+// await waits for the work on the PFs to end, not for long.
+func (p *provisioner) await(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for _, iface := range p.ifaces {
+		p.work.mu.Lock()
+		done := p.work.pfs[iface.IfName].done
+		p.work.mu.Unlock()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// run works on one PF.
+func (p *provisioner) run(ctx context.Context, name string, pf *pfState, want int) {
+	found := p.provisionPF(ctx, pf, name, want)
+	p.work.mu.Lock()
+	defer p.work.mu.Unlock()
+	if found != pf.found {
+		p.work.notify()
+	}
+	pf.found, pf.since = found, time.Time{}
+	close(pf.done)
+}
+
+// provisionPF brings the PF to the number of VFs, if it may, and returns what is wrong.
+func (p *provisioner) provisionPF(ctx context.Context, pf *pfState, name string, want int) finding {
 	if err := nic.ValidateName(name); err != nil {
-		return "ifName", err.Error()
+		return finding{"ifName", err.Error()}
 	}
 	if want < 0 {
-		return "vfCount", fmt.Sprintf("PF %s: %d VFs are wanted, 0 or more are allowed", name, want)
+		return finding{"vfCount", fmt.Sprintf("PF %s: %d VFs are wanted, 0 or more are allowed", name, want)}
 	}
 	dir := filepath.Join(p.sysfs.root, "class/net", name)
 	if _, err := os.Stat(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return "ifName", fmt.Sprintf("PF %s: the node has no interface of this name", name)
+			return finding{"ifName", fmt.Sprintf("PF %s: the node has no interface of this name", name)}
 		}
-		return "ifName", fmt.Sprintf("PF %s: %v", name, err)
+		return finding{"ifName", fmt.Sprintf("PF %s: %v", name, err)}
 	}
 	limit, err := readInt(filepath.Join(dir, "device/sriov_totalvfs"))
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return "ifName", fmt.Sprintf("PF %s: the interface is no SR-IOV physical function (it has no device/sriov_totalvfs)", name)
+			return finding{"ifName", fmt.Sprintf("PF %s: the interface is no SR-IOV physical function (it has no device/sriov_totalvfs)", name)}
 		}
-		return "ifName", fmt.Sprintf("PF %s: read the limit of VFs: %v", name, err)
+		return finding{"ifName", fmt.Sprintf("PF %s: read the limit of VFs: %v", name, err)}
 	}
 	have, err := readInt(filepath.Join(dir, "device/sriov_numvfs"))
 	if err != nil {
-		return "ifName", fmt.Sprintf("PF %s: read the number of VFs: %v", name, err)
+		return finding{"ifName", fmt.Sprintf("PF %s: read the number of VFs: %v", name, err)}
 	}
+	present, err := applicationOf(dir, want)
 	switch {
+	case err != nil:
+		return finding{"ifName", fmt.Sprintf("PF %s: %v", name, err)}
 	case want > limit:
-		return "vfCount", fmt.Sprintf("PF %s: %d VFs are wanted, it supports at most %d (sriov_totalvfs)", name, want, limit)
-	case have == want || want == 0:
-		delete(p.failed, name)
-		return "", ""
+		return finding{"vfCount", fmt.Sprintf("PF %s: %d VFs are wanted, it supports at most %d (sriov_totalvfs)", name, want, limit)}
+	case have == want:
+		pf.applied, pf.failed = present, failure{}
+		return finding{}
 	case have != 0:
-		return "vfCount", fmt.Sprintf("PF %s: %d VFs are wanted and it has %d, which are left as they are: "+
-			"another number is only possible after all of them are removed", name, want, have)
+		return finding{"vfCount", fmt.Sprintf("PF %s: %d VFs are wanted and it has %d, which are left as they are: "+
+			"another number is only possible after all of them are removed", name, want, have)}
+	case pf.applied == present:
+		return finding{"vfCount", fmt.Sprintf("PF %s: %d VFs are wanted and it has 0, since somebody has removed them, which is left as it is: "+
+			"they are made when vfCount is changed or the agent is started again", name, want)}
+	case ctx.Err() != nil:
+		return finding{}
+	case pf.failed.of == present && time.Now().Before(pf.failed.retryAt):
+		return pf.failed.finding
 	}
-
-	if f, ok := p.failed[name]; ok && time.Now().Before(f.retryAt) {
-		return "vfCount", f.message
+	if err := p.makeVFs(dir, present.index, want); err != nil {
+		pf.failed = failure{present, time.Now().Add(retryInterval), finding{"vfCount",
+			fmt.Sprintf("PF %s: making %d VFs (its limit is %d) failed: %v%s", name, want, limit, err, likelyCause(err))}}
+		return pf.failed.finding
 	}
-	if err := p.makeVFs(dir, want); err != nil {
-		message := fmt.Sprintf("PF %s: making %d VFs (its limit is %d) failed: %v%s", name, want, limit, err, likelyCause(err))
-		p.failed[name] = failure{retryAt: time.Now().Add(retryInterval), message: message}
-		return "vfCount", message
-	}
-	delete(p.failed, name)
+	pf.applied, pf.failed = present, failure{}
 	p.log.Info("Made SR-IOV VFs", "pf", name, "vfs", want)
-	return "", ""
+	p.work.notify()
+	return finding{}
+}
+
+// applicationOf returns what it is to apply a number of VFs to the PF whose interface's directory is given.
+func applicationOf(dir string, count int) (application, error) {
+	target, err := os.Readlink(filepath.Join(dir, "device"))
+	if err != nil {
+		return application{}, err
+	}
+	index, err := readInt(filepath.Join(dir, "ifindex"))
+	return application{count: count, addr: filepath.Base(target), index: index}, err
 }
 
 // makeVFs puts the PF up first, and leaves it up: with some drivers a VF cannot talk to a PF that is down, and stays
 // dead when it was made before.
-func (p *provisioner) makeVFs(dir string, count int) error {
-	index, err := readInt(filepath.Join(dir, "ifindex"))
-	if err != nil {
-		return err
-	}
+func (p *provisioner) makeVFs(dir string, index, count int) error {
 	if err := p.kernel.SetUp(index); err != nil {
 		return fmt.Errorf("set it up: %w", err)
 	}

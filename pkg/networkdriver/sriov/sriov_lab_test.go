@@ -172,10 +172,12 @@ func (l *lab) testProvisioned(t *testing.T) {
 	link, err := netlink.LinkByName(before.KernelIfaceName)
 	require.NoError(t, err)
 	for _, want := range []int32{2, 6, 200} {
-		p := &provisioner{log: l.log, sysfs: l.sysfs, kernel: l.kernel, failed: map[string]failure{},
+		p := &provisioner{log: l.log, sysfs: l.sysfs, kernel: l.kernel, work: NewPFWork(),
 			ifaces: []v2alpha1.SRIOVDeviceConfig{{IfName: l.pfName, VfCount: want}},
 			write:  func(path, value string) error { return fmt.Errorf("unexpected write of %s to %s", value, path) }}
-		problems := p.provision()
+		p.provision(t.Context())
+		p.await(t.Context())
+		problems := p.provision(t.Context())
 		require.Len(t, problems, 1)
 		require.NotContains(t, problems[0].Message, "unexpected write")
 	}
