@@ -119,6 +119,11 @@ func TestEnsure(t *testing.T) {
 	delete(f.world.fail, "setup vf")
 	ensure()
 	require.Equal(t, "Attached", f.row("vf").State())
+
+	delete(f.world.fail, "setup waiting")
+	f.world.end(f.row("waiting").PreparedDevice.Link())
+	ensure()
+	require.Equal(t, 107, f.row("waiting").PreparedDevice.Link().Index, "what Setup returned is in the row")
 }
 
 // The link of a VF that was made anew is on the host while its row says that it is in the pod.
