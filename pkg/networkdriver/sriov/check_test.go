@@ -75,7 +75,7 @@ func TestVFMadeAnew(t *testing.T) {
 	node.kernel.vfs[pf][0] = VFSettings{VLAN: 7, MAC: d.MAC}
 	p := prepared(t, d, withVLAN(5))
 
-	node.end(d.Addr, d.KernelIfaceName)
+	node.remake(d.Addr, d.KernelIfaceName)
 	index := node.netdev(d.Addr, "eth0")
 	l, err := node.kernel.Link(index)
 	require.NoError(t, err)
@@ -105,6 +105,13 @@ func TestVFMadeAnew(t *testing.T) {
 	node.showNetdev(l)
 	node.kernel.vfs[pf][0] = VFSettings{VLAN: 5, MAC: l.MAC}
 	require.Equal(t, []error{nil}, m.Check(t.Context(), []types.Prepared{{Device: anew, Config: p.Config}}))
+	// Neither does another start of its driver, which makes up an address.
+	node.remove(filepath.Join(bus, d.Addr, "net"))
+	node.netdev(d.Addr, "eth1")
+	require.Equal(t, []error{nil}, m.Check(t.Context(), []types.Prepared{{Device: anew, Config: p.Config}}))
+	again, err := anew.Setup(t.Context(), p.Config)
+	require.NoError(t, err)
+	require.Equal(t, anew, again, "it gets its address back")
 }
 
 // BenchmarkCheck is what every start of a pod with a VF pays for the look at its PF: sysfs, and a request to the kernel,

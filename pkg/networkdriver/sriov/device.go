@@ -58,8 +58,7 @@ type Original struct {
 	Link nic.State `json:"link"`
 	// PermMAC is the permanent address of the interface where the VF has several, else empty.
 	PermMAC string `json:"permanentMAC,omitempty"`
-	// Incarnation tells the VF and its driver's hold on it from a later one at the same PCI address; empty if unknown. It
-	// counts as long as the node is not booted.
+	// Incarnation tells the VF from a later one at the same PCI address; empty if unknown. It counts until the node is booted.
 	Incarnation string `json:"incarnation,omitempty"`
 	// VF is what the PF had on record for the VF.
 	VF VFSettings `json:"vf"`

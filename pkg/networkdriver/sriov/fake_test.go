@@ -142,11 +142,13 @@ func (t *tree) hideNetdev(addr, name string) {
 	t.remove("class/net/" + name)
 }
 
-// end is what the end of an interface looks like, with its driver or its device. The directory is kept elsewhere, so that
-// another one has another number.
-func (t *tree) end(addr, name string) {
-	t.hideNetdev(addr, name)
-	require.NoError(t.tb, os.Rename(t.path(bus, addr, "net"), filepath.Join(t.tb.TempDir(), "net")))
+// remake ends a VF and makes another one with the same address, whose interface has yet to come. The directory of the first
+// is kept elsewhere, so that the second one's has another number.
+func (t *tree) remake(addr, ifName string) {
+	t.hideNetdev(addr, ifName)
+	former := filepath.Join(t.tb.TempDir(), addr)
+	require.NoError(t.tb, os.Rename(t.path(bus, addr), former))
+	require.NoError(t.tb, os.CopyFS(t.path(bus, addr), os.DirFS(former)))
 }
 
 // rename renames an interface in sysfs and in the kernel.

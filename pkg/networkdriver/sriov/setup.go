@@ -128,7 +128,7 @@ func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepare
 
 // isFormer says whether the device is of an earlier incarnation of the VF than the present one.
 func (d *Device) isFormer(now string) bool {
-	return d.Original.Incarnation != "" && now != "" && now != d.Original.Incarnation
+	return d.Original.Incarnation != "" && now != d.Original.Incarnation
 }
 
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -353,8 +354,8 @@ func (l *lab) testRestore(t *testing.T) {
 	require.Zero(t, l.settings(t, 0).Vlan)
 }
 
-// A VF stays the one that it is while its interface is in another namespace and has another name, and is another one when
-// its driver has started anew.
+// A VF stays the one that it is while its interface is in another namespace, has another name or is made by another start of
+// its driver, and is another one when the PF has made its VFs anew.
 func (l *lab) testIncarnation(t *testing.T) {
 	d := l.device(t, 3)
 	dev, err := d.Setup(t.Context(), withVLAN(5))
@@ -386,9 +387,19 @@ func (l *lab) testIncarnation(t *testing.T) {
 	l.bindVF(t, d.Addr, "")
 	l.bindVF(t, d.Addr, d.Driver)
 	l.device(t, 3)
-	require.EqualError(t, check(), "it was made anew")
+	require.NoError(t, check())
+
+	former := d.MAC
+	numVFs := filepath.Join("/sys/class/net", l.pfName, "device/sriov_numvfs")
+	require.NoError(t, writeAttribute(numVFs, "0"))
+	require.Error(t, check())
+	l.waitFor(t, "the VFs to be withdrawn", func(devices map[string]*Device, _ map[string]string) bool { return len(devices) == 0 })
+	require.NoError(t, writeAttribute(numVFs, strconv.Itoa(labVFs)))
+	d = l.device(t, 3)
+	require.ErrorContains(t, check(), "the PF has it in VLAN 0")
 	dev, err = dev.Setup(t.Context(), withVLAN(5))
 	require.NoError(t, err)
 	require.NoError(t, check())
+	require.Equal(t, d.MAC, dev.HostState().MAC, "not %s", former)
 	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
 }

@@ -172,17 +172,12 @@ func (s sysfs) physFn(addr string) (*physFn, error) {
 	return pf, nil
 }
 
-// incarnation tells the interface that a driver has made for a PCI device from one that was made later, as with the device
-// or by another driver; it is empty if the driver has made none. It is the number of the directory that the interface is
-// in, which stays as it is, and empty, while the interface is in another namespace.
+// incarnation tells a PCI device from a later one at the same address: it is the number of the directory that the kernel
+// made for it. It stays the same with another driver, and wherever the device's interface is.
 func (s sysfs) incarnation(addr string) (string, error) {
 	var st unix.Stat_t
-	err := unix.Stat(s.path(addr, "net"), &st)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("look at %s: %w", s.path(addr, "net"), err)
+	if err := unix.Stat(s.path(addr), &st); err != nil {
+		return "", fmt.Errorf("look at PCI device %s: %w", addr, err)
 	}
 	return strconv.FormatUint(st.Ino, 10), nil
 }
