@@ -71,9 +71,10 @@ type pfState struct {
 	failed  failure
 }
 
-// application is a number of VFs and the PF that has been given it. Another ifindex at the same address is another start of
-// its driver, which has forgotten its VFs.
+// application is a number of VFs, by whom it was applied, and the PF that has been given it. There is another provisioner for
+// each configuration. Another ifindex at the same address is another start of the PF's driver, which has forgotten its VFs.
 type application struct {
+	by    *provisioner
 	count int
 	addr  string
 	index int
@@ -90,8 +91,8 @@ type failure struct {
 
 // provisioner makes VFs on the configured PFs that have none. It never changes a number that is not zero: that is only
 // possible by removing all VFs of the PF, also those in use. A number that it has brought about is the administrator's to
-// change: it is applied again when the configuration asks for another one, when the PF is new, and when the agent is
-// started.
+// change: it is applied again when the PF is new, and by the next provisioner, with another configuration or another start of
+// the agent.
 type provisioner struct {
 	log    *slog.Logger
 	sysfs  sysfs
@@ -193,7 +194,7 @@ func (p *provisioner) provisionPF(ctx context.Context, pf *pfState, name string,
 	if err != nil {
 		return finding{"ifName", fmt.Sprintf("PF %s: read the number of VFs: %v", name, err)}
 	}
-	present, err := applicationOf(dir, want)
+	present, err := p.application(dir, want)
 	switch {
 	case err != nil:
 		return finding{"ifName", fmt.Sprintf("PF %s: %v", name, err)}
@@ -207,7 +208,7 @@ func (p *provisioner) provisionPF(ctx context.Context, pf *pfState, name string,
 			"another number is only possible after all of them are removed", name, want, have)}
 	case pf.applied == present:
 		return finding{"vfCount", fmt.Sprintf("PF %s: %d VFs are wanted and it has 0, since somebody has removed them, which is left as it is: "+
-			"they are made when vfCount is changed or the agent is started again", name, want)}
+			"they are made when the manager's configuration is changed or the agent is started again", name, want)}
 	case ctx.Err() != nil:
 		return finding{}
 	case pf.failed.of == present && time.Now().Before(pf.failed.retryAt):
@@ -224,14 +225,14 @@ func (p *provisioner) provisionPF(ctx context.Context, pf *pfState, name string,
 	return finding{}
 }
 
-// applicationOf returns what it is to apply a number of VFs to the PF whose interface's directory is given.
-func applicationOf(dir string, count int) (application, error) {
+// application returns what it is to apply a number of VFs to the PF whose interface's directory is given.
+func (p *provisioner) application(dir string, count int) (application, error) {
 	target, err := os.Readlink(filepath.Join(dir, "device"))
 	if err != nil {
 		return application{}, err
 	}
 	index, err := readInt(filepath.Join(dir, "ifindex"))
-	return application{count: count, addr: filepath.Base(target), index: index}, err
+	return application{by: p, count: count, addr: filepath.Base(target), index: index}, err
 }
 
 // makeVFs puts the PF up first, and leaves it up: with some drivers a VF cannot talk to a PF that is down, and stays
