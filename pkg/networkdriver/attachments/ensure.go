@@ -8,12 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
+
+// drifted begins the errors of devices that are not what Setup made of them and cannot be set up again.
+const drifted = "set the device up again, since "
 
 // ensure asks the kernel whether the devices are what Setup made of them, and sets up again what is not. It comes before a
 // link is moved: a VF that was made anew must not be in a pod before it is in its VLAN. What is being released is not
@@ -39,7 +43,7 @@ func (r *Room) ensure(ctx context.Context, moves []*move) {
 func (r *Room) setUpAgain(ctx context.Context, m *move, drift error) {
 	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
 	if err != nil {
-		m.err = fmt.Errorf("set the device up again, since %w: %w", drift, err)
+		m.err = fmt.Errorf(drifted+"%w: %w", drift, err)
 		return
 	}
 	m.now.PreparedDevice, m.anew = dev, true
@@ -118,7 +122,9 @@ func (r *Room) ensurePod(ctx context.Context, pod kubetypes.UID, sandboxesOf fun
 	var moves []*move
 	for _, row := range rows {
 		m := begin(row)
-		m.now.Error = row.Error
+		if !strings.HasPrefix(row.Error, drifted) {
+			m.now.Error = row.Error
+		}
 		moves = append(moves, m)
 	}
 	r.ensure(ctx, moves)

@@ -89,6 +89,7 @@ func TestEnsure(t *testing.T) {
 	f.world.takeCalls()
 	ensure := func() { f.Ensure(t.Context(), sandboxesOf(pod)) }
 
+	f.insert(f.row("waiting").With(func(r *tables.DRAAllocation) { r.Error = "attach: the name is taken" }))
 	before := f.rows()
 	ensure()
 	require.Empty(t, f.world.takeCalls(), "nothing has changed")
@@ -123,6 +124,7 @@ func TestEnsure(t *testing.T) {
 	delete(f.world.fail, "setup waiting")
 	f.world.end(f.row("waiting").PreparedDevice.Link())
 	ensure()
+	require.Empty(t, f.row("waiting").Error)
 	require.Equal(t, 107, f.row("waiting").PreparedDevice.Link().Index, "what Setup returned is in the row")
 }
 
