@@ -19,7 +19,8 @@ const (
 	// ConditionContainerGate is False when containers that list a claim may
 	// start without its devices while the agent is away, or may not start
 	// with them: the runtime does not resolve CDI devices, or the folder of
-	// CDI spec files cannot be written.
+	// CDI spec files cannot be written. It is Unknown until the runtime was
+	// seen to resolve one.
 	ConditionContainerGate = "ContainerGate"
 )
 

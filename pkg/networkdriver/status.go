@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
@@ -42,6 +43,8 @@ const (
 	reasonNotRepresentable = "NotRepresentable"
 	reasonDeviceFailed     = "DeviceFailed"
 	reasonGateFailed       = "ContainerGateFailed"
+	reasonGateHolds        = "Resolved"
+	reasonGateNotSeen      = "NotSeen"
 	reasonPartFailed       = "PartFailed"
 )
 
@@ -55,8 +58,8 @@ type view struct {
 	driverName string
 	// notReady are the reasons for not serving, the first cause first.
 	notReady []problem
-	// gate is why containers are not held back, or not let go, by the state of their devices; nil if they are.
-	gate error
+	// gate is whether containers are held back and let go as their devices are.
+	gate cdi.State
 	// degraded are the parts that do not work while the rest does.
 	degraded []problem
 
@@ -118,7 +121,7 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	discovered, discoveredChanged := d.Devices.Initialized(txn)
 	runtime, runtimeChanged := d.nri.Status()
 	kubelet, kubeletChanged := d.session.kubelet.State()
-	gate, gateChanged := d.session.gate.Problem()
+	gate, gateChanged := d.session.gate.State()
 
 	v := view{
 		driverName:  d.session.spec.DriverName,
@@ -213,11 +216,8 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 				fmt.Sprintf("device %s of claim %s: %s", a.DeviceName, a.Claim(), a.Error)})
 		}
 	}
-	gate := nodeconfig.Condition(v2alpha1.ConditionContainerGate, true, reasonAsConfigured,
-		"containers that list a claim start while its devices are in their pod")
-	if v.gate != nil {
-		gate = nodeconfig.Condition(v2alpha1.ConditionContainerGate, false, reasonGateFailed, v.gate.Error())
-		degraded = append(degraded, problem{reasonGateFailed, v.gate.Error()})
+	if err := v.gate.Problem; err != nil {
+		degraded = append(degraded, problem{reasonGateFailed, err.Error()})
 	}
 	s.Pools = v.poolStatus()
 	for _, p := range s.Pools {
@@ -231,9 +231,21 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 	s.Conditions = []metav1.Condition{
 		nodeconfig.Condition(v2alpha1.ConditionReady, len(v.notReady) == 0, ready.reason, ready.message),
 		degradedCondition(degraded),
-		gate,
+		v.gateCondition(),
 	}
 	return s
+}
+
+// gateCondition is unknown before a container with a claim was created: not every runtime says what it does not do.
+func (v view) gateCondition() metav1.Condition {
+	if err := v.gate.Problem; err != nil {
+		return nodeconfig.Condition(v2alpha1.ConditionContainerGate, false, reasonGateFailed, err.Error())
+	}
+	c := nodeconfig.Condition(v2alpha1.ConditionContainerGate, true, reasonGateHolds, "containers that list a claim start while its devices are in their pod")
+	if !v.gate.Resolved {
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonGateNotSeen, "the runtime has not created a container that lists a claim, or does not resolve CDI devices"
+	}
+	return c
 }
 
 // maxDeviceName is the longest name that the API takes for a skipped device.

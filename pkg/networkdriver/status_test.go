@@ -49,7 +49,9 @@ func TestStatusServing(t *testing.T) {
 	}, s.SkippedDevices)
 	require.Equal(t, metav1.ConditionTrue, condition(t, s, v2alpha1.ConditionReady).Status)
 	require.Equal(t, metav1.ConditionFalse, condition(t, s, v2alpha1.ConditionDegraded).Status)
-	require.Equal(t, metav1.ConditionTrue, condition(t, s, v2alpha1.ConditionContainerGate).Status)
+	require.Equal(t, metav1.ConditionUnknown, condition(t, s, v2alpha1.ConditionContainerGate).Status)
+	v.gate.Resolved = true
+	require.Equal(t, metav1.ConditionTrue, condition(t, v.status(), v2alpha1.ConditionContainerGate).Status)
 }
 
 func TestStatusProblems(t *testing.T) {
@@ -69,7 +71,7 @@ func TestStatusProblems(t *testing.T) {
 			Omissions: []pools.Omission{{Pool: "a", Device: "d3", Attribute: "x", Reason: "too long"}},
 		},
 	})
-	v.gate = errors.New("no space left on device")
+	v.gate.Problem = errors.New("no space left on device")
 	s := v.status()
 	ready := condition(t, s, v2alpha1.ConditionReady)
 	require.Equal(t, metav1.ConditionFalse, ready.Status)

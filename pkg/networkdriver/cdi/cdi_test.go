@@ -129,21 +129,21 @@ func TestRepair(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "cdi")
 	require.NoError(t, os.WriteFile(folder, nil, 0o644), "a file in the place of the folder")
 	f := newFiles(t, folder)
-	_, changed := f.Problem()
+	_, changed := f.State()
 	require.ErrorContains(t, f.OpenGate(claim, "s", []string{"net"}), folder)
 	<-changed
-	problem, changed := f.Problem()
-	require.ErrorContains(t, problem, folder)
+	state, changed := f.State()
+	require.ErrorContains(t, state.Problem, folder)
 	f.Repair()
-	again, stillOpen := f.Problem()
-	require.Equal(t, problem, again, "the same failure is no news")
+	again, stillOpen := f.State()
+	require.Equal(t, state, again, "the same failure is no news")
 	require.Equal(t, changed, stillOpen)
 
 	require.NoError(t, os.Remove(folder))
 	f.Repair()
 	<-changed
-	problem, _ = f.Problem()
-	require.NoError(t, problem)
+	state, _ = f.State()
+	require.NoError(t, state.Problem)
 	require.FileExists(t, f.path(claim))
 
 	require.NoError(t, os.RemoveAll(folder))
@@ -154,12 +154,12 @@ func TestRepair(t *testing.T) {
 	require.NoError(t, os.Remove(f.path(claim)))
 	require.NoError(t, os.MkdirAll(filepath.Join(f.path(claim), "full"), 0o755))
 	f.CloseGate(claim)
-	problem, _ = f.Problem()
-	require.ErrorContains(t, problem, "remove CDI spec file")
+	state, _ = f.State()
+	require.ErrorContains(t, state.Problem, "remove CDI spec file")
 	require.NoError(t, os.Remove(filepath.Join(f.path(claim), "full")))
 	f.Repair()
-	problem, _ = f.Problem()
-	require.NoError(t, problem)
+	state, _ = f.State()
+	require.NoError(t, state.Problem)
 	require.NoFileExists(t, f.path(claim))
 }
 
@@ -168,19 +168,24 @@ func TestReadMarkers(t *testing.T) {
 	f := newFiles(t, t.TempDir())
 	marker := Marker{claim, "s"}
 	foreign := "gpu.example.com/claim=x"
-	require.Equal(t, []Marker{marker}, f.ReadMarkers([]string{"A=b", marker.variable()}, []string{ID(driver, claim, "net")}))
 	require.Empty(t, f.ReadMarkers([]string{"A=b"}, nil))
 	require.Empty(t, f.ReadMarkers([]string{"A=b"}, []string{foreign}))
-	problem, changed := f.Problem()
-	require.NoError(t, problem)
+	state, changed := f.State()
+	require.Equal(t, State{}, state)
+
+	require.Equal(t, []Marker{marker}, f.ReadMarkers([]string{"A=b", marker.variable()}, nil))
+	<-changed
+	state, changed = f.State()
+	require.Equal(t, State{Resolved: true}, state)
 
 	require.Empty(t, f.ReadMarkers([]string{"A=b"}, []string{foreign, ID(driver, claim, "net")}))
 	<-changed
-	problem, changed = f.Problem()
-	require.ErrorContains(t, problem, "enable CDI")
+	state, changed = f.State()
+	require.False(t, state.Resolved)
+	require.ErrorContains(t, state.Problem, "enable CDI")
 	f.ReadMarkers([]string{"A=b"}, nil)
 	require.NotEmpty(t, f.ReadMarkers([]string{marker.variable()}, []string{ID(driver, claim, "net")}))
 	<-changed
-	problem, _ = f.Problem()
-	require.NoError(t, problem)
+	state, _ = f.State()
+	require.Equal(t, State{Resolved: true}, state)
 }

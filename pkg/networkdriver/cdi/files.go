@@ -40,9 +40,10 @@ type Files struct {
 	open map[kubetypes.UID][]byte
 	// failed is why a file is not as it shall be.
 	failed map[kubetypes.UID]error
-	// unresolved says that the runtime does not read the files.
+	// resolved is true when the runtime was seen to read the files, unresolved is set when it was seen not to.
+	resolved   bool
 	unresolved error
-	changed    chan struct{} // closed when failed or unresolved changes
+	changed    chan struct{} // closed when one of the three changes
 }
 
 // NewFiles returns the files of the driver's claims. The folder need not be there.
@@ -66,7 +67,7 @@ func (f *Files) OpenGate(claim kubetypes.UID, sandbox string, requests []string)
 	return f.note(claim, f.write(claim, content))
 }
 
-// CloseGate holds back containers that list the claim from now on. A failure is kept for [Files.Problem], and
+// CloseGate holds back containers that list the claim from now on. A failure is kept for [Files.State], and
 // [Files.Repair] tries again: it is no reason to leave devices where they are.
 func (f *Files) CloseGate(claim kubetypes.UID) {
 	f.mu.Lock()
@@ -93,13 +94,13 @@ func (f *Files) CloseOtherGates(claims []kubetypes.UID) {
 }
 
 // ReadMarkers returns the markers in a container's environment. A container with a CDI device of the driver and without
-// a marker is a sign that the runtime does not resolve CDI devices, and is kept for [Files.Problem] until there is
+// a marker is a sign that the runtime does not resolve CDI devices, and is kept for [Files.State] until there is
 // another.
 func (f *Files) ReadMarkers(environment, devices []string) []Marker {
 	markers := MarkersIn(environment)
 	kind := parser.QualifiedName(f.vendor, class, "")
-	if !slices.ContainsFunc(devices, func(id string) bool { return strings.HasPrefix(id, kind) }) {
-		return markers
+	if len(markers) == 0 && !slices.ContainsFunc(devices, func(id string) bool { return strings.HasPrefix(id, kind) }) {
+		return nil
 	}
 	var err error
 	if len(markers) == 0 {
@@ -108,8 +109,8 @@ func (f *Files) ReadMarkers(environment, devices []string) []Marker {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if (err == nil) != (f.unresolved == nil) {
-		f.unresolved = err
+	if resolved := err == nil; resolved != f.resolved || resolved != (f.unresolved == nil) {
+		f.resolved, f.unresolved = resolved, err
 		f.notify()
 	}
 	return markers
@@ -138,16 +139,24 @@ func (f *Files) Repair() {
 	}
 }
 
-// Problem says why the gate does not hold or does not open, nil if it does, and returns a channel that is closed when that
-// changes.
-func (f *Files) Problem() (error, <-chan struct{}) {
+// State is how the gate is doing.
+type State struct {
+	// Resolved says that the runtime was seen to resolve CDI devices. Runtimes with NRI older than 0.10 do not say which
+	// devices a container was to have, so that one which resolves none is not told from one that was not asked to.
+	Resolved bool
+	// Problem is why the gate does not hold or does not open, nil if it does.
+	Problem error
+}
+
+// State returns the present state, and a channel that is closed when there is another.
+func (f *Files) State() (State, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	errs := []error{f.unresolved}
 	for _, claim := range slices.Sorted(maps.Keys(f.failed)) {
 		errs = append(errs, f.failed[claim])
 	}
-	return errors.Join(errs...), f.changed
+	return State{f.resolved, errors.Join(errs...)}, f.changed
 }
 
 // note keeps what became of a claim's file, and returns it.

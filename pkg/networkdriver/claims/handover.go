@@ -180,6 +180,10 @@ func (h *HandOver) serve(ctx context.Context, w *wait, rows []*tables.DRAAllocat
 	case err != nil:
 		return err
 	}
+	if len(claim.Status.ReservedFor) == 0 {
+		w.owed = false
+		return nil
+	}
 	waits := func(c resourceapi.ResourceClaimConsumerReference) bool { return sandboxOf(sandboxes, c.UID) != nil }
 	if !slices.ContainsFunc(claim.Status.ReservedFor, waits) {
 		return nil // the other pods have nothing to do with the claim
