@@ -124,6 +124,34 @@ func TestGateAfterFailedAttach(t *testing.T) {
 	require.Empty(t, f.world.gates)
 }
 
+// A device that is lost, or is kept out of its pod, holds the containers back, also while the agent is away later on.
+func TestGateOfALostDevice(t *testing.T) {
+	f := newFixture(t)
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.end(vf.ID)
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.gate("pod"))
+
+	f.world.put(vf.ID, "")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Equal(t, "s1 net", f.gate("pod"))
+
+	f.world.put(vf.ID, "")
+	f.world.change("vf")
+	f.world.fail["setup vf"] = errors.New("refused")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.gate("pod"))
+
+	delete(f.world.fail, "setup vf")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Equal(t, "s1 net", f.gate("pod"))
+	f.world.put(vf.ID, "nested")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Equal(t, "s1 net", f.gate("pod"), "what the pod has moved is its own")
+}
+
 // After a restart the gates are what the sandboxes say.
 func TestGateAfterRestart(t *testing.T) {
 	f := newFixture(t)

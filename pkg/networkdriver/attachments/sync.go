@@ -154,6 +154,9 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		// It was in the pod, which still runs.
 		m.now.Attachment, m.now.LostFrom = nil, m.row.Attachment.SandboxID
 	}
+	if looked {
+		r.world.CloseGate(m.row.ClaimUID) // also if nothing can be done about it
+	}
 	if looked && seen.Place == podnet.Gone && dev.Link().Physical() {
 		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
