@@ -77,7 +77,7 @@ func (n *nodeConfig) decode(data []byte) error {
 		return errors.New("something follows the object")
 	}
 	if dir := n.StateDir; !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" {
-		return fmt.Errorf("%s is %q: allowed is an absolute path without . and ..", fieldStateDir, dir)
+		return fmt.Errorf("%s is %q: allowed is an absolute path without . and .. in it", fieldStateDir, dir)
 	}
 	for _, pattern := range n.LogFiles {
 		if _, err := path.Match(pattern, ""); err != nil || !path.IsAbs(pattern) || path.Ext(pattern) != ".log" {

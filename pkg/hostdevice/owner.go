@@ -16,7 +16,7 @@ import (
 
 // own makes the plugin the owner of an attachment's NIC, before the attachment is recorded. The caller holds the NIC's lock.
 func (c *call) own(r *record) error {
-	err := c.owners.Claim(r.NIC.Key(), nicowner.Owner{
+	_, err := c.owners.Claim(r.NIC.Key(), nicowner.Owner{
 		Program: Name, For: "interface " + r.IfName + " of container " + r.ContainerID + ", network " + r.Network,
 	})
 	var taken *nicowner.TakenError

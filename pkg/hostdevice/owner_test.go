@@ -18,6 +18,12 @@ import (
 	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
+// claim makes a program the owner.
+func claim(in nicowner.Dir, key string, by nicowner.Owner) error {
+	_, err := in.Claim(key, by)
+	return err
+}
+
 var driver = nicowner.Owner{Program: "cilium-agent", For: "a claim that has device 0000-03-00-3"}
 
 // A NIC that another program has is left alone, and while a container has one no other program gets it.
@@ -27,7 +33,7 @@ func TestOwnerOfNIC(t *testing.T) {
 	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	key := nic.Identity{MAC: b.host.mustLink(nicName).Attrs().HardwareAddr.String()}.Key()
-	require.NoError(t, b.owners().Claim(key, driver))
+	require.NoError(t, claim(b.owners(), key, driver))
 	_, _, failure := b.run(b.call("ADD", b.single()))
 	require.NotNil(t, failure)
 	require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
@@ -37,7 +43,7 @@ func TestOwnerOfNIC(t *testing.T) {
 
 	b.must("ADD", b.single())
 	require.Equal(t, []string{key}, b.owned())
-	require.ErrorContains(t, b.owners().Claim(key, driver), "amd-host-device has it for interface net1 of container c1, network fabric")
+	require.ErrorContains(t, claim(b.owners(), key, driver), "amd-host-device has it for interface net1 of container c1, network fabric")
 	b.must("DEL", b.single())
 	b.requireHome(before)
 }
@@ -49,13 +55,13 @@ func TestOwnedByNobody(t *testing.T) {
 	b.host.address(nicName, "10.1.2.130/25")
 	before := b.host.snapshot()
 	left := nicowner.Owner{Program: Name, For: "a call that was killed"}
-	require.NoError(t, b.owners().Claim("pci-0000:03:00.7", left))
+	require.NoError(t, claim(b.owners(), "pci-0000:03:00.7", left))
 	b.must("DEL", b.single())
 	b.requireHome(before)
 
 	b.must("ADD", b.single())
 	owned := b.owned()
-	require.NoError(t, b.owners().Claim("pci-0000:03:00.7", left))
+	require.NoError(t, claim(b.owners(), "pci-0000:03:00.7", left))
 	b.must("GC", b.single(`"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]`))
 	require.Equal(t, owned, b.owned(), "what is recorded stays owned")
 	b.must("DEL", b.single())
@@ -79,9 +85,9 @@ func TestOwnerOfDeviceWithSeveralNICs(t *testing.T) {
 		require.NoError(t, s.save(r))
 	}
 	require.NoError(t, c.forget(first))
-	require.Error(t, c.owners.Claim(first.NIC.Key(), driver))
+	require.Error(t, claim(c.owners, first.NIC.Key(), driver))
 	require.NoError(t, c.forget(second))
-	require.NoError(t, c.owners.Claim(first.NIC.Key(), driver))
+	require.NoError(t, claim(c.owners, first.NIC.Key(), driver))
 }
 
 // A device that the driver has is refused also where the plugin would just pass it on, and where it is in the driver's pod.
@@ -97,7 +103,7 @@ func TestDeviceOfTheDriver(t *testing.T) {
 	require.NoError(t, os.WriteFile(node, []byte(`{"stateDir": "`+dir+`/state"}`), 0o600))
 	plugin := &Plugin{Sysfs: tree.root, NodeConfig: node, Owners: nicowner.Dir(dir + "/owners"), Stderr: io.Discard}
 	for _, address := range []string{"0000:03:00.3", "0000:03:00.4"} {
-		require.NoError(t, plugin.Owners.Claim(nic.PCI(address).Key(), driver))
+		require.NoError(t, claim(plugin.Owners, nic.PCI(address).Key(), driver))
 		conf := `{"cniVersion": "1.0.0", "name": "n", "type": "amd-host-device", "deviceID": "` + address + `"}`
 		host.do(func() error {
 			c, done, err := plugin.newCall("ADD", strict, &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: pod.path, StdinData: []byte(conf)})

@@ -44,47 +44,47 @@ type TakenError struct {
 
 func (e *TakenError) Error() string { return fmt.Sprintf("NIC %s is taken: %s", e.Key, e.Owner) }
 
-// Claim makes the program the NIC's owner, or says again what it has the NIC for. If another program is its owner, the
-// error is a [TakenError].
-func (d Dir) Claim(key string, by Owner) error {
+// Claim makes the program the NIC's owner, or says again what it has the NIC for; first is false if it was the owner
+// already. If another program is, the error is a [TakenError].
+func (d Dir) Claim(key string, by Owner) (first bool, err error) {
 	data, err := json.Marshal(by)
 	if err == nil {
-		err = d.claim(key, by, data)
+		first, err = d.claim(key, by, data)
 	}
 	if err != nil {
-		return fmt.Errorf("take NIC %s for %s: %w", key, by.Program, err)
+		return false, fmt.Errorf("take NIC %s for %s: %w", key, by.Program, err)
 	}
-	return nil
+	return first, nil
 }
 
-func (d Dir) claim(key string, by Owner, data []byte) error {
+func (d Dir) claim(key string, by Owner, data []byte) (first bool, err error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
-		return err
+		return false, err
 	}
 	// A file gets its name when it is complete.
 	tmp, err := os.CreateTemp(string(d), ".*.tmp")
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.Write(data)
 	if err := errors.Join(err, tmp.Close()); err != nil {
-		return err
+		return false, err
 	}
 	for {
 		err := os.Link(tmp.Name(), d.path(key))
 		if !errors.Is(err, fs.ErrExist) {
-			return err
+			return err == nil, err
 		}
 		owner, err := d.Owner(key)
 		switch {
 		case err != nil:
-			return err
+			return false, err
 		case owner == nil: // released since
 		case owner.Program != by.Program:
-			return &TakenError{Key: key, Owner: *owner}
+			return false, &TakenError{Key: key, Owner: *owner}
 		default:
-			return os.Rename(tmp.Name(), d.path(key))
+			return false, os.Rename(tmp.Name(), d.path(key))
 		}
 	}
 }

@@ -25,9 +25,13 @@ func TestClaimAndRelease(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, keys)
 
-	require.NoError(t, dir.Claim(key, Owner{"a", "pod x"}))
-	require.NoError(t, dir.Claim(key, Owner{"a", "pod y"}), "the owner may say it again")
-	err = dir.Claim(key, Owner{"b", "pod z"})
+	first, err := dir.Claim(key, Owner{"a", "pod x"})
+	require.NoError(t, err)
+	require.True(t, first)
+	first, err = dir.Claim(key, Owner{"a", "pod y"})
+	require.NoError(t, err, "the owner may say it again")
+	require.False(t, first)
+	_, err = dir.Claim(key, Owner{"b", "pod z"})
 	var taken *TakenError
 	require.ErrorAs(t, err, &taken)
 	require.Equal(t, Owner{"a", "pod y"}, taken.Owner)
@@ -42,7 +46,9 @@ func TestClaimAndRelease(t *testing.T) {
 
 	require.NoError(t, dir.Release(key, "a"))
 	require.NoError(t, dir.Release(key, "a"), "it can be repeated")
-	require.NoError(t, dir.Claim(key, Owner{"b", "pod z"}))
+	first, err = dir.Claim(key, Owner{"b", "pod z"})
+	require.NoError(t, err)
+	require.True(t, first)
 	entries, err := os.ReadDir(string(dir))
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "nothing else is left")
@@ -52,7 +58,8 @@ func TestBrokenFileIsNobodys(t *testing.T) {
 	dir := Dir(t.TempDir())
 	for _, content := range []string{``, `{`, `{}`, `[]`} {
 		require.NoError(t, os.WriteFile(dir.path(key), []byte(content), 0o600))
-		require.ErrorContains(t, dir.Claim(key, Owner{"a", "x"}), "remove the file if no pod has it", content)
+		_, err := dir.Claim(key, Owner{"a", "x"})
+		require.ErrorContains(t, err, "remove the file if no pod has it", content)
 		require.ErrorContains(t, dir.Release(key, "a"), dir.path(key), content)
 		keys, err := dir.Owned("a")
 		require.NoError(t, err)
@@ -67,7 +74,7 @@ func TestOnlyOneProgramGetsIt(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, program := range []string{"a", "b", "c", "d"} {
 			wg.Go(func() {
-				err := dir.Claim(key, Owner{program, "x"})
+				_, err := dir.Claim(key, Owner{program, "x"})
 				if err == nil {
 					got.Add(1)
 				} else if taken := new(TakenError); !errors.As(err, &taken) || taken.Owner.Program == program {

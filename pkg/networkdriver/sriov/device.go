@@ -179,13 +179,13 @@ func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Devic
 	if err := d.Validate(cfg); err != nil {
 		return nil, err
 	}
-	err := d.own(d.manager.owners)
+	first, err := d.own(d.manager.owners)
 	if err != nil {
 		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
 	}
 	prepared, err := d.manager.setup(ctx, d, cfg)
 	if err != nil {
-		if d.Original == nil {
+		if first {
 			err = errors.Join(err, d.disown(d.manager.owners))
 		}
 		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)

@@ -15,8 +15,8 @@ import (
 // ownerProgram is what a prepared VF is owned by.
 const ownerProgram = "cilium-agent"
 
-// own makes the driver the VF's owner among the programs that give NICs of the node to pods.
-func (d *Device) own(owners nicowner.Dir) error {
+// own makes the driver the VF's owner among the programs that give NICs of the node to pods. first is false if it was.
+func (d *Device) own(owners nicowner.Dir) (first bool, err error) {
 	return owners.Claim(nic.PCI(d.Addr).Key(), nicowner.Owner{Program: ownerProgram, For: "a claim that has device " + d.IfName()})
 }
 
@@ -34,7 +34,7 @@ func Reclaim(log *slog.Logger, owners nicowner.Dir, prepared []types.Device) {
 			continue
 		}
 		keep[nic.PCI(vf.Addr).Key()] = true
-		if err := vf.own(owners); err != nil {
+		if _, err := vf.own(owners); err != nil {
 			log.Error("A VF is prepared for a claim, and the node does not know", "device", vf.IfName(), "error", err)
 		}
 	}

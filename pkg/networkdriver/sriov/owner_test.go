@@ -14,6 +14,12 @@ import (
 	"github.com/cilium/networkdriver/pkg/nicowner"
 )
 
+// claim makes a program the owner.
+func (t *tree) claim(key string, by nicowner.Owner) error {
+	_, err := t.owners.Claim(key, by)
+	return err
+}
+
 const vf0Key = "pci-0000:03:10.0"
 
 // A VF that another program has is left alone, and one that is prepared is the driver's until it is freed.
@@ -21,7 +27,7 @@ func TestOwnerOfVF(t *testing.T) {
 	node := newNode(t)
 	_, d, _ := discovered(t, node, Params{})
 	cni := nicowner.Owner{Program: "amd-host-device", For: "interface net1 of container c1"}
-	require.NoError(t, node.owners.Claim(vf0Key, cni))
+	require.NoError(t, node.claim(vf0Key, cni))
 	_, err := d.Setup(t.Context(), withVLAN(5))
 	require.ErrorContains(t, err, "set up VF 0000:03:10.0: ")
 	require.ErrorContains(t, err, "amd-host-device has it for interface net1 of container c1")
@@ -30,9 +36,9 @@ func TestOwnerOfVF(t *testing.T) {
 
 	dev, err := d.Setup(t.Context(), withVLAN(5))
 	require.NoError(t, err)
-	require.ErrorContains(t, node.owners.Claim(vf0Key, cni), "cilium-agent has it for a claim that has device 0000-03-10-0")
+	require.ErrorContains(t, node.claim(vf0Key, cni), "cilium-agent has it for a claim that has device 0000-03-10-0")
 	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
-	require.NoError(t, node.owners.Claim(vf0Key, cni))
+	require.NoError(t, node.claim(vf0Key, cni))
 }
 
 // A failure before the VF is prepared leaves it to nobody; one after does not.
@@ -63,8 +69,8 @@ func TestOwnerAfterFailedSetup(t *testing.T) {
 func TestReclaim(t *testing.T) {
 	node := newNode(t)
 	_, d, _ := discovered(t, node, Params{})
-	require.NoError(t, node.owners.Claim("pci-0000:03:10.7", nicowner.Owner{Program: ownerProgram, For: "left over"}))
-	require.NoError(t, node.owners.Claim("pci-0000:04:00.0", nicowner.Owner{Program: "amd-host-device", For: "x"}))
+	require.NoError(t, node.claim("pci-0000:03:10.7", nicowner.Owner{Program: ownerProgram, For: "left over"}))
+	require.NoError(t, node.claim("pci-0000:04:00.0", nicowner.Owner{Program: "amd-host-device", For: "x"}))
 	Reclaim(slog.New(slog.DiscardHandler), node.owners, []types.Device{d})
 	keys, err := node.owners.Owned(ownerProgram)
 	require.NoError(t, err)
