@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
 const (
@@ -162,26 +162,11 @@ type store struct{ dir string }
 func openStore(dir string) (*store, error) {
 	s := &store{dir: dir}
 	for _, d := range []string{s.records(), s.locks()} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			return nil, fmt.Errorf("make the state directory: %w", err)
-		}
-		if err := requireOwn(d); err != nil {
+		if err := statedir.Make(d); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
-}
-
-// requireOwn refuses a directory that others may write to: what is found there decides what happens to NICs.
-func requireOwn(dir string) error {
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return fmt.Errorf("look at the state directory: %w", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return fmt.Errorf("%s has mode %#o and owner %d: needed is a directory of user %d that nobody else may write to", dir, st.Mode, st.Uid, os.Geteuid())
-	}
-	return nil
 }
 
 func (s *store) records() string { return filepath.Join(s.dir, "attachments") }
@@ -191,9 +176,12 @@ func (s *store) path(a attachment) string { return filepath.Join(s.records(), a.
 
 // load returns the attachment's record, nil if there is none.
 func (s *store) load(a attachment) (*record, error) {
-	data, err := readFile(s.path(a))
-	if errors.Is(err, fs.ErrNotExist) {
+	data, err := statedir.Read(s.path(a), maxRecordSize)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
+	case errors.Is(err, statedir.ErrNotFile):
+		err = &brokenError{file: s.path(a), err: err}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the record of container %s, interface %s: %w", a.containerID, a.ifName, err)
@@ -217,24 +205,6 @@ type brokenError struct {
 func (e *brokenError) Error() string { return fmt.Sprintf("record %s is broken: %v", e.file, e.err) }
 func (e *brokenError) Unwrap() error { return e.err }
 
-// readFile reads a regular file. Anything else by that name is not a record, and must neither lead elsewhere nor block.
-func readFile(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if errors.Is(err, unix.ELOOP) {
-		return nil, &brokenError{file: path, err: errors.New("it is a symbolic link")}
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil {
-		return nil, err
-	} else if !info.Mode().IsRegular() {
-		return nil, &brokenError{file: path, err: errors.New("it is not a regular file")}
-	}
-	return io.ReadAll(io.LimitReader(f, maxRecordSize))
-}
-
 // list returns all records that can be read, and what is wrong with the others.
 func (s *store) list() (records []*record, broken []error, err error) {
 	entries, err := os.ReadDir(s.records())
@@ -256,7 +226,8 @@ func (s *store) list() (records []*record, broken []error, err error) {
 	return records, broken, nil
 }
 
-// save writes a record so that it is there as a whole or not at all, whenever the machine stops.
+// save writes a record so that it is there as a whole or not at all, whenever the machine stops. The caller holds the
+// NIC's lock.
 func (s *store) save(r *record) (err error) {
 	defer func() {
 		if err != nil {
@@ -267,45 +238,15 @@ func (s *store) save(r *record) (err error) {
 	if err != nil {
 		return err
 	}
-	path := s.path(r.attachment())
-	tmp := s.tmp(r.attachment())
-	if err := writeSynced(tmp, data); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	return s.sync()
-}
-
-// tmp is where the attachment's record is written before it gets its name. Whoever writes it holds the NIC's lock.
-func (s *store) tmp(a attachment) string { return filepath.Join(s.records(), "."+a.file()+".tmp") }
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
+	return statedir.Write(s.path(r.attachment()), data)
 }
 
 // remove removes an attachment's record, if there is one, and what a writer that was killed has left.
 func (s *store) remove(a attachment) error {
-	var removed bool
-	for _, path := range []string{s.path(a), s.tmp(a)} {
-		err := os.Remove(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove the record of container %s, interface %s: %w", a.containerID, a.ifName, err)
-		}
-		removed = removed || err == nil
+	if err := statedir.Remove(s.path(a)); err != nil {
+		return fmt.Errorf("remove the record of container %s, interface %s: %w", a.containerID, a.ifName, err)
 	}
-	if !removed {
-		return nil
-	}
-	return s.sync()
+	return nil
 }
 
 // sweep removes what writers that were killed have left, once no writer can be at work on it any more.
@@ -322,15 +263,6 @@ func (s *store) sweep() error {
 		}
 	}
 	return nil
-}
-
-// sync makes names that were added or removed last.
-func (s *store) sync() error {
-	d, err := os.Open(s.records())
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // writable says what keeps records from being written, by writing.

@@ -25,6 +25,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
 func newRecord(id string) *record {
@@ -77,7 +78,7 @@ func TestStore(t *testing.T) {
 	require.NoError(t, s.save(want))
 	require.NoError(t, s.save(newRecord("c2")))
 	// A writer was killed.
-	require.NoError(t, os.WriteFile(s.tmp(want.attachment()), []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(statedir.Temp(s.path(want.attachment())), []byte("{"), 0o600))
 	records, broken, err := s.list()
 	require.NoError(t, err)
 	require.Empty(t, broken)
@@ -139,7 +140,7 @@ func TestStoreOfStrangeFiles(t *testing.T) {
 	r := newRecord("c1")
 	precious := filepath.Join(t.TempDir(), "precious")
 	require.NoError(t, os.WriteFile(precious, []byte("kept"), 0o600))
-	require.NoError(t, os.Symlink(precious, s.tmp(r.attachment())))
+	require.NoError(t, os.Symlink(precious, statedir.Temp(s.path(r.attachment()))))
 	require.ErrorIs(t, s.save(r), unix.ELOOP)
 	require.NoError(t, s.save(r), "the link has been removed")
 	data, err := os.ReadFile(precious)
@@ -227,7 +228,7 @@ func TestStoreConcurrency(t *testing.T) {
 
 func TestSweep(t *testing.T) {
 	s := newStore(t)
-	old, fresh := s.tmp(attachment{"old", "net1"}), s.tmp(attachment{"fresh", "net1"})
+	old, fresh := statedir.Temp(s.path(attachment{"old", "net1"})), statedir.Temp(s.path(attachment{"fresh", "net1"}))
 	for _, path := range []string{old, fresh} {
 		require.NoError(t, os.WriteFile(path, nil, 0o600))
 	}

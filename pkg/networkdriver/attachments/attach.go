@@ -149,11 +149,9 @@ func (r *Room) recover(ctx context.Context, m *move) error {
 		}
 		return nil
 	}
-	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.row.Config)
-	if err != nil {
+	if err := r.setUpAgain(ctx, m); err != nil {
 		return fmt.Errorf("set the device up again, since its link is gone: %w", err)
 	}
-	m.now.PreparedDevice, m.anew = dev, true
 	return nil
 }
 

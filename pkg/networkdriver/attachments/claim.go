@@ -81,11 +81,13 @@ func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 		rows = append(rows, row.With(func(r *tables.DRAAllocation) { r.Releasing = false }))
 	}
 	for _, row := range plan.SetUp {
-		prepared, err := c.room.world.Setup(ctx, row.PreparedDevice, row.Config)
+		prepared, err := c.room.setUp(ctx, row)
+		if prepared != nil {
+			done = append(done, prepared)
+		}
 		if err != nil {
 			return c.rollBack(ctx, plan.Claim, done, fmt.Errorf("request %q: set up device %s: %w", row.Request, row.DeviceName, err))
 		}
-		done = append(done, row.With(func(r *tables.DRAAllocation) { r.PreparedDevice = prepared }))
 	}
 	rows = append(rows, done...)
 	err := c.room.world.Apply(ctx, plan.Claim, rows)
@@ -144,7 +146,8 @@ func (c *Claim) rollBack(ctx context.Context, claim tables.ClaimRef, done []*tab
 func (r *Room) freeInTime(ctx context.Context, row *tables.DRAAllocation) error {
 	ctx, cancel := r.world.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	return r.world.Free(ctx, row.PreparedDevice, row.Config)
+	r.unsettle(row)
+	return r.freeAndForget(ctx, row)
 }
 
 // Release gives back every device of the claim, and makes the claim's status say what it still has. A device that
@@ -184,6 +187,7 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 	if row == nil || err != nil {
 		return err
 	}
+	c.room.unsettle(row)
 	netns := ""
 	if row.Attachment != nil {
 		netns = row.Attachment.NetNS
@@ -195,7 +199,7 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 	if row == nil || err != nil {
 		return err
 	}
-	if err := c.room.world.Free(ctx, row.PreparedDevice, row.Config); err != nil {
+	if err := c.room.freeAndForget(ctx, row); err != nil {
 		return c.fail(row, fmt.Errorf("free device %s: %w", row.DeviceName, err))
 	}
 	c.room.log.Info("Device freed", "device", row.DeviceName, "claim", row.Claim(), "pod", row.Pod())

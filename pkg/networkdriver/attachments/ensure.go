@@ -35,18 +35,16 @@ func (r *Room) ensure(ctx context.Context, moves []*move) {
 	}
 	for i, drift := range r.world.Check(ctx, rows) {
 		if drift != nil {
-			r.setUpAgain(ctx, of[i], drift)
+			r.mend(ctx, of[i], drift)
 		}
 	}
 }
 
-func (r *Room) setUpAgain(ctx context.Context, m *move, drift error) {
-	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
-	if err != nil {
+func (r *Room) mend(ctx context.Context, m *move, drift error) {
+	if err := r.setUpAgain(ctx, m); err != nil {
 		m.err = fmt.Errorf(drifted+"%w: %w", drift, err)
 		return
 	}
-	m.now.PreparedDevice, m.anew = dev, true
 	r.log.Warn("Device was not as its claim has it and was set up again", "device", m.row.DeviceName, "claim", m.row.Claim(),
 		"pod", m.row.Pod(), "vlan", m.row.Config.VLAN(), "reason", drift)
 }

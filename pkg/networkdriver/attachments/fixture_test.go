@@ -66,6 +66,7 @@ type fakeWorld struct {
 	withdrawn []tables.ClaimRef
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
+	noted     map[string]bool // settled, by device of the journal
 }
 
 var (
@@ -270,7 +271,7 @@ func newFixture(tb testing.TB) *fixture {
 	world := &fakeWorld{
 		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
 		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{},
+		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, noted: map[string]bool{},
 	}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)

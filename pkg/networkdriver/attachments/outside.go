@@ -28,7 +28,8 @@ type Outside struct {
 	// Gate goes by the driver's name too.
 	Gate
 	Events
-	// Checkers are the device managers that check their devices. It is set before the room is used.
+	// Journal is set before the room is used, and Checkers, the device managers that check their devices, too.
+	Journal
 	Checkers  map[types.DeviceManagerType]types.Checker
 	hostNetNS os.FileInfo
 }
@@ -65,6 +66,14 @@ func (o *Outside) CheckNetNS(path string) error {
 // Validate implements [World].
 func (o *Outside) Validate(dev types.Device, config types.DeviceConfig) error {
 	return dev.Validate(config)
+}
+
+// Remember implements [World].
+func (o *Outside) Remember(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error) {
+	if r, ok := dev.(types.Rememberer); ok {
+		return r.Remember(ctx, config)
+	}
+	return dev, nil
 }
 
 // Setup implements [World].

@@ -56,7 +56,8 @@ func New(log *slog.Logger, db *statedb.DB, table statedb.RWTable[*tables.DRAAllo
 	return r
 }
 
-// Restore adds the rows of devices that an earlier life of the agent prepared, and completes the table.
+// Restore adds the rows of devices that an earlier life of the agent prepared, and completes the table. Those that are
+// releasing are given back by [Room.Run].
 func (r *Room) Restore(rows []*tables.DRAAllocation) error {
 	changes := make([]change, len(rows))
 	for i, row := range rows {

@@ -52,10 +52,15 @@ type World interface {
 	Setup(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error)
 	Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error
 
+	// Remember returns the device with what it is found as, and so is to be given back as, and changes nothing. A device
+	// that remembers already, or has nothing to remember, comes back as it is.
+	Remember(ctx context.Context, dev types.Device, config types.DeviceConfig) (types.Device, error)
+
 	StatusWriter
 	Gate
 	Events
 	Checker
+	Journal
 
 	// Now is the time.
 	Now() time.Time

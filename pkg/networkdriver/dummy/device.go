@@ -154,21 +154,31 @@ func (d *device) MarshalJSON() ([]byte, error) {
 	return json.Marshal(record{Name: d.name, IfIndex: d.index, MTU: d.mtu, MAC: d.mac})
 }
 
-// restore decodes what MarshalJSON wrote of a prepared device. Whoever may write a claim's status may have written it.
-func restore(links links, data []byte) (types.Device, error) {
+// decode decodes what MarshalJSON wrote, and checks the name.
+func decode(data []byte) (record, error) {
 	var r record
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&r); err != nil {
-		return nil, fmt.Errorf("decode dummy device: %w", err)
+		return record{}, fmt.Errorf("decode dummy device: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("decode dummy device: data after its end")
+		return record{}, errors.New("decode dummy device: data after its end")
+	}
+	if !validName(r.Name) {
+		return record{}, fmt.Errorf("dummy device: name %.64q is none of %s to %s", r.Name, nameOf(0), nameOf(MaxCount-1))
+	}
+	return r, nil
+}
+
+// restore decodes what MarshalJSON wrote of a prepared device. Whoever may write a claim's status may have written it.
+func restore(links links, data []byte) (types.Device, error) {
+	r, err := decode(data)
+	if err != nil {
+		return nil, err
 	}
 	mac, err := net.ParseMAC(r.MAC)
 	switch {
-	case !validName(r.Name):
-		return nil, fmt.Errorf("dummy device: name %.64q is none of %s to %s", r.Name, nameOf(0), nameOf(MaxCount-1))
 	case r.IfIndex <= 0 || r.IfIndex > 1<<31-1:
 		return nil, fmt.Errorf("dummy device %s: ifIndex %d is not an interface index", r.Name, r.IfIndex)
 	case r.MTU <= 0 || r.MTU > maxMTU:

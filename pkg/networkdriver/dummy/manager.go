@@ -99,3 +99,14 @@ func (m *Manager) scan() (types.Snapshot, error) {
 func (m *Manager) RestoreDevice(data []byte) (types.Device, error) {
 	return restore(m.links, data)
 }
+
+var _ types.Unfinished = (*Manager)(nil)
+
+// RestoreUnfinished implements [types.Unfinished]: a link is found by its name and alias, and has nothing to go back to.
+func (m *Manager) RestoreUnfinished(data []byte) (types.Device, error) {
+	r, err := decode(data)
+	if err != nil {
+		return nil, err
+	}
+	return &device{links: m.links, name: r.Name}, nil
+}

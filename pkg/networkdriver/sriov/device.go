@@ -173,6 +173,17 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	return nil
 }
 
+var _ types.Rememberer = (*Device)(nil)
+
+// Remember implements [types.Rememberer].
+func (d *Device) Remember(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
+	found, err := d.manager.remember(ctx, d, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("read the state of VF %s: %w", d.Addr, err)
+	}
+	return found, nil
+}
+
 // Setup implements [types.Device]: it makes the driver the VF's owner on the node, and puts the VF into the VLAN that is
 // asked for, or out of any.
 func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {

@@ -28,24 +28,20 @@ const (
 )
 
 // setup establishes the complete state that the configuration asks for, also "no VLAN": whatever a VLAN is left over
-// from, its owner must not receive this pod's frames. What is found is remembered and comes back at Free, whoever set
-// it: without a record of a claim, nothing tells an administrator's VLAN from one that a crash left.
+// from, its owner must not receive this pod's frames. What was found is remembered and comes back at Free, whoever set it:
+// nothing tells an administrator's VLAN from one that an earlier agent left.
 //
 // The one change to the node is the last step, so that there is nothing to take back when an earlier one fails.
 func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) (*Device, error) {
-	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
+	prepared, err := m.remember(ctx, d, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if reason := vf.unusable(); reason != "" {
-		return nil, errors.New(reason)
+	vf, err := m.setupable(d.Addr)
+	if err != nil {
+		return nil, err
 	}
-	prepared, anew := d, false
-	if d.Original == nil {
-		prepared, err = m.take(ctx, vf, d.KernelIfaceName, cfg)
-	} else {
-		prepared, anew, err = m.recognise(ctx, vf, d)
-	}
+	prepared, anew, err := m.recognise(ctx, vf, prepared)
 	if err != nil {
 		return nil, err
 	}
@@ -60,15 +56,6 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		return nil, err
 	}
 	found, onRecord := settings[vf.id]
-	if d.Original == nil {
-		prepared.Original.VF = found
-		if found.VLAN != 0 {
-			m.log.Warn("A VF was in a VLAN before it became a claim's and goes back there afterwards; if nobody has put it there, "+
-				"it was left by a Setup that the end of the agent interrupted, or by a pod that was removed while the agent was away",
-				"device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "vlan", found.VLAN)
-		}
-		m.warnOfSharedMAC(vf, prepared.MAC, settings)
-	}
 	if anew {
 		prepared.Original.VF.MAC = found.MAC
 		m.log.Warn("A VF was made anew while it was a claim's, and goes back with its new address", "device", nameOf(vf.addr),
@@ -93,19 +80,59 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	return prepared, nil
 }
 
-// take returns the VF as a prepared device, unless it is the node's own or cannot do what is asked for.
-func (m *Manager) take(ctx context.Context, vf *virtFn, knownName string, cfg types.DeviceConfig) (*Device, error) {
+// setupable finds the VF if it can be set up now.
+func (m *Manager) setupable(addr string) (*virtFn, error) {
+	vf, err := m.sysfs.virtFn(addr, map[string]*physFn{})
+	if err != nil {
+		return nil, err
+	}
+	if reason := vf.unusable(); reason != "" {
+		return nil, errors.New(reason)
+	}
 	if vf.netdev != nil {
 		if err := m.refuseOwnNetwork(vf.netdev); err != nil {
 			return nil, err
 		}
 	}
-	prepared, err := m.remember(ctx, vf, knownName)
+	return vf, nil
+}
+
+// remember returns the device with the state of its interface and of the PF's record of it, and changes nothing. A device
+// that has them keeps them.
+func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfig) (*Device, error) {
+	if d.Original != nil {
+		return d, nil
+	}
+	vf, err := m.setupable(d.Addr)
+	if err != nil {
+		return nil, err
+	}
+	prepared, err := m.rememberLink(ctx, vf, d.KernelIfaceName)
 	if err != nil {
 		return nil, err
 	}
 	// The driver may have changed since the device was allotted.
-	return prepared, prepared.Validate(cfg)
+	if err := prepared.Validate(cfg); err != nil {
+		return nil, err
+	}
+	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	settings, err := m.vfSettings(vf)
+	if err != nil {
+		return nil, err
+	}
+	found := settings[vf.id]
+	prepared.Original.VF = found
+	if found.VLAN != 0 {
+		m.log.Warn("A VF was in a VLAN before it became a claim's and goes back there afterwards; if nobody has put it there, "+
+			"it was left by an agent that kept no journal",
+			"device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "vlan", found.VLAN)
+	}
+	m.warnOfSharedMAC(vf, prepared.MAC, settings)
+	return prepared, nil
 }
 
 // recognise returns a prepared device, and whether its VF was made anew meanwhile, as happens with the number of VFs or by
@@ -144,8 +171,8 @@ func (m *Manager) refuseOwnNetwork(dev *netdev) error {
 	return nil
 }
 
-// remember returns the VF as a prepared device, with the state of its interface.
-func (m *Manager) remember(ctx context.Context, vf *virtFn, knownName string) (*Device, error) {
+// rememberLink returns the VF as a prepared device, with the state of its interface.
+func (m *Manager) rememberLink(ctx context.Context, vf *virtFn, knownName string) (*Device, error) {
 	incarnation, err := m.sysfs.incarnation(vf.addr)
 	if err != nil {
 		return nil, err

@@ -34,6 +34,19 @@ func (c DeviceConfig) VLAN() int {
 	return *c.Vlan
 }
 
+// Check refuses what no claim can have asked for. The error begins with the field's name.
+func (c DeviceConfig) Check() error {
+	if vlan := c.VLAN(); vlan < 0 || vlan > MaxVLAN {
+		return fmt.Errorf("vlan: %d is not in 0..%d", vlan, MaxVLAN)
+	}
+	if c.PodIfName != "" {
+		if err := ValidatePodIfName(c.PodIfName); err != nil {
+			return fmt.Errorf("podIfName: %w", err)
+		}
+	}
+	return nil
+}
+
 // Override returns the configuration with every parameter that other sets taken from other.
 func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 	if other.PodIfName != "" {

@@ -90,6 +90,20 @@ type Checker interface {
 	Check(ctx context.Context, devices []Prepared) []error
 }
 
+// Rememberer is a device with a state of its own on the host, which Setup changes.
+type Rememberer interface {
+	// Remember returns the device with what it is found as, as Setup would, and changes nothing. Setup of what it returns
+	// keeps that. A device that remembers already is returned as it is.
+	Remember(ctx context.Context, cfg DeviceConfig) (Device, error)
+}
+
+// Unfinished is a device manager whose devices can be freed by what they were before Setup: a Setup that the end of the
+// agent interrupted is undone with that.
+type Unfinished interface {
+	// RestoreUnfinished decodes a device that need not be prepared, and is good for Free only.
+	RestoreUnfinished(data []byte) (Device, error)
+}
+
 // Skipped is a device that a manager knows of and does not offer.
 type Skipped struct {
 	// Device is the name it would have, or its address.

@@ -14,8 +14,8 @@ import (
 // a reader refuses versions it does not know.
 const RecordVersion = 1
 
-// Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is all
-// that survives a restart of the agent. Whoever may write the claim's status may forge it, so it counts only where
+// Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is
+// what survives a reboot of the node, and the loss of the node's journal. Whoever may write the claim's status may forge it, so it counts only where
 // it fits the claim's allocation and the device it names.
 type Record struct {
 	Version int `json:"version"`
@@ -25,6 +25,9 @@ type Record struct {
 	PodUID kubetypes.UID `json:"podUID"`
 	// BootID is the kernel's boot id at Setup (/proc/sys/kernel/random/boot_id). Kernel state does not outlive it.
 	BootID string `json:"bootID"`
+	// Journal is the id of the node's journal that has an entry for as long as the device is set up. It is empty in records
+	// of agents that kept none.
+	Journal string `json:"journal,omitempty"`
 	// Config is what the claim asked for.
 	Config DeviceConfig `json:"config"`
 	// Device is the prepared device, for the manager's RestoreDevice.
@@ -43,13 +46,8 @@ func DecodeRecord(raw []byte) (Record, error) {
 	case r.Manager == "" || r.PodUID == "" || r.BootID == "" || len(r.Device) == 0 || string(r.Device) == "null":
 		return Record{}, fmt.Errorf("record is incomplete: manager, podUID, bootID and device are needed")
 	}
-	if vlan := r.Config.VLAN(); vlan < 0 || vlan > MaxVLAN {
-		return Record{}, fmt.Errorf("record: config.vlan: %d is not in 0..%d", vlan, MaxVLAN)
-	}
-	if r.Config.PodIfName != "" {
-		if err := ValidatePodIfName(r.Config.PodIfName); err != nil {
-			return Record{}, fmt.Errorf("record: config.podIfName: %w", err)
-		}
+	if err := r.Config.Check(); err != nil {
+		return Record{}, fmt.Errorf("record: config.%w", err)
 	}
 	return r, nil
 }

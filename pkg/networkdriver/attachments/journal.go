@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package attachments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/pause"
+)
+
+const (
+	// giveBackTimeout bounds one attempt to give a claim's devices back.
+	giveBackTimeout = 30 * time.Second
+	// firstGiveBack and lastGiveBack bound the pause between attempts.
+	firstGiveBack, lastGiveBack = time.Second, time.Minute
+)
+
+// Journal remembers on the node what was changed there, whatever becomes of the agent.
+type Journal interface {
+	// Note makes the entry of the row's device say what the row says, and returns when that is durable. What is not settled
+	// is undone when the agent is started again.
+	Note(row *tables.DRAAllocation, settled bool) error
+	// Forget removes the entry of the row's device, if it is still for the row's claim.
+	Forget(row *tables.DRAAllocation) error
+}
+
+// setUp sets the row's device up. Before it is changed the journal knows what it was found as. When that fails nothing
+// is left behind.
+func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DRAAllocation, error) {
+	found, err := r.world.Remember(ctx, row.PreparedDevice, row.Config)
+	if err != nil {
+		return nil, err
+	}
+	row = row.With(func(r *tables.DRAAllocation) { r.PreparedDevice = found })
+	if err := r.world.Note(row, false); err != nil {
+		return nil, err
+	}
+	prepared, err := r.world.Setup(ctx, row.PreparedDevice, row.Config)
+	if err != nil {
+		if !r.has(row) {
+			err = errors.Join(err, r.world.Forget(row))
+		}
+		return nil, err
+	}
+	row = row.With(func(r *tables.DRAAllocation) { r.PreparedDevice = prepared })
+	if err := r.world.Note(row, true); err != nil {
+		return row, err
+	}
+	return row, nil
+}
+
+// setUpAgain sets up a device that is prepared already. It may be another one afterwards, which the journal then has.
+func (r *Room) setUpAgain(ctx context.Context, m *move) error {
+	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
+	if err != nil {
+		return err
+	}
+	m.now.PreparedDevice, m.anew = dev, true
+	return r.world.Note(m.now, true)
+}
+
+// has says whether the table has the row, in whatever state.
+func (r *Room) has(row *tables.DRAAllocation) bool {
+	return slices.ContainsFunc(r.rowsOfPod(row.PodUID), func(present *tables.DRAAllocation) bool {
+		return present.ClaimUID == row.ClaimUID && present.Pool == row.Pool && present.DeviceName == row.DeviceName
+	})
+}
+
+// unsettle has the device undone if the agent ends before that is done. A journal that cannot be written does not keep a
+// device from being given back.
+func (r *Room) unsettle(row *tables.DRAAllocation) {
+	if err := r.world.Note(row, false); err != nil {
+		r.log.Warn("The journal does not know that a device is being given back; if the agent ends before that is done, its claim decides",
+			"device", row.DeviceName, "claim", row.Claim(), "error", err)
+	}
+}
+
+// freeAndForget frees the device, whose link is home. The entry goes last: until then a restart of the agent does it again.
+func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) error {
+	if err := r.world.Free(ctx, row.PreparedDevice, row.Config); err != nil {
+		return err
+	}
+	return r.world.Forget(row)
+}
+
+// Run gives back, until the context ends, what is being released and could not be: kubelet need not ask again, and does
+// not ask at all for what an earlier life of the agent left.
+func (r *Room) Run(ctx context.Context) error {
+	delay := firstGiveBack
+	for {
+		_, changed := r.table.AllWatch(r.db.ReadTxn())
+		if r.giveBackReleasing(ctx) == 0 {
+			delay = firstGiveBack
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
+			continue
+		}
+		if !pause.For(ctx, delay) {
+			return nil
+		}
+		delay = min(2*delay, lastGiveBack)
+	}
+}
+
+// giveBackReleasing tries once for every claim, and returns for how many of them it failed.
+func (r *Room) giveBackReleasing(ctx context.Context) (failed int) {
+	var rows []*tables.DRAAllocation
+	for row := range r.table.All(r.db.ReadTxn()) {
+		if row.Releasing {
+			rows = append(rows, row)
+		}
+	}
+	for _, uid := range claimsOf(rows) {
+		if err := r.giveBackClaim(ctx, uid); err != nil {
+			failed++
+			r.log.Warn("Devices could not be given back, trying again", "claimUID", uid, "error", err)
+		}
+	}
+	return failed
+}
+
+func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID) error {
+	ctx, cancel := r.world.WithTimeout(ctx, giveBackTimeout)
+	defer cancel()
+	claim, err := r.Lock(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer claim.Unlock()
+	var errs []error
+	for _, row := range claim.Rows() {
+		if !row.Releasing {
+			continue
+		}
+		if err := claim.free(ctx, row); err != nil {
+			errs = append(errs, fmt.Errorf("claim %s: %w", row.Claim(), err))
+			continue
+		}
+		r.world.Withdraw(row.ClaimRef())
+	}
+	return errors.Join(errs...)
+}
