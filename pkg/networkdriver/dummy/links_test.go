@@ -106,6 +106,26 @@ func TestSetupAndFree(t *testing.T) {
 	})
 }
 
+// A Setup that was interrupted is undone with what the device was before.
+func TestFreeOfUnfinished(t *testing.T) {
+	eachKind(t, func(t *testing.T, k kernelLinks, h *netlink.Handle) {
+		m := &Manager{log: slog.New(slog.DiscardHandler), links: k}
+		dev := types.Device(&device{links: k, name: "dummy2"})
+		data, err := dev.MarshalJSON()
+		require.NoError(t, err)
+		_, err = dev.Setup(t.Context(), types.DeviceConfig{})
+		require.NoError(t, err)
+		_, err = m.RestoreDevice(data)
+		require.Error(t, err, "it is no prepared device")
+		unfinished, err := m.RestoreUnfinished(data)
+		require.NoError(t, err)
+		require.NoError(t, unfinished.Free(t.Context(), types.DeviceConfig{}))
+		require.Empty(t, names(t, h))
+		_, err = m.RestoreUnfinished([]byte(`{"name":"eth0"}`))
+		require.ErrorContains(t, err, "is none of dummy0")
+	})
+}
+
 func TestSetupAfterTheLinkDied(t *testing.T) {
 	eachKind(t, func(t *testing.T, k kernelLinks, h *netlink.Handle) {
 		dev := types.Device(&device{links: k, name: "dummy0"})

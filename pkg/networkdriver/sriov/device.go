@@ -179,7 +179,7 @@ var _ types.Rememberer = (*Device)(nil)
 func (d *Device) Remember(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
 	found, err := d.manager.remember(ctx, d, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("read the state of VF %s: %w", d.Addr, err)
+		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
 	}
 	return found, nil
 }

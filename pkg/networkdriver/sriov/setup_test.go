@@ -92,6 +92,31 @@ func TestSetupAndFree(t *testing.T) {
 	}
 }
 
+// What a VF is found as can be read before it is changed, and a Setup that was interrupted is undone with that.
+func TestRememberBeforeSetup(t *testing.T) {
+	node := newNode(t)
+	m, dev, pf := discovered(t, node, Params{})
+	node.kernel.vfs[pf][0] = VFSettings{VLAN: 7}
+	found, err := dev.Remember(t.Context(), withVLAN(1001))
+	require.NoError(t, err)
+	require.Empty(t, node.kernel.changes, "nothing is changed")
+	data, err := found.MarshalJSON()
+	require.NoError(t, err)
+
+	_, err = dev.Setup(t.Context(), withVLAN(1001))
+	require.NoError(t, err)
+	left, err := m.RestoreDevice(data)
+	require.NoError(t, err)
+	again, err := left.Setup(t.Context(), withVLAN(1001))
+	require.NoError(t, err)
+	require.Equal(t, 7, again.(*Device).Original.VF.VLAN, "not the claim's")
+	require.NoError(t, left.Free(t.Context(), withVLAN(1001)))
+	require.Equal(t, 7, node.kernel.vfs[pf][0].VLAN)
+	same, err := left.(*Device).Remember(t.Context(), withVLAN(1))
+	require.NoError(t, err)
+	require.Same(t, left, same)
+}
+
 // A repeated Setup puts back what was lost meanwhile, also when the link is in the pod.
 func TestSetupOfPreparedDeviceInPod(t *testing.T) {
 	node := newNode(t)
