@@ -7,7 +7,7 @@
 // The data go one way. The node config says which device managers run; they fill the inventory. Pools turn the
 // inventory into ResourceSlices. Kubelet's calls turn claims into allocations, and the runtime's events move the
 // links of a pod's allocations into its network namespace. After a restart the allocations come back from the
-// claims' status. This package wires these rooms and sees to the order in which they open.
+// node's journal and the claims' status. This package wires these rooms and sees to the order in which they open.
 package networkdriver
 
 import (
@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/ciliumnode"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -38,6 +39,7 @@ var Cell = cell.Module(
 		tables.NewDeviceTable,
 		tables.NewAllocationTable, statedb.RWTable[*tables.DRAAllocation].ToTable,
 		inventory.NewReportTable,
+		journal.NewTable,
 	),
 	cell.Invoke(register),
 )
@@ -60,6 +62,7 @@ type Params struct {
 	Devices     statedb.RWTable[*tables.DRADevice]
 	Allocations statedb.Table[*tables.DRAAllocation]
 	Reports     statedb.RWTable[*inventory.Report]
+	Journal     statedb.RWTable[*journal.Entry]
 }
 
 func register(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) error {

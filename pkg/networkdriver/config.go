@@ -22,6 +22,7 @@ type Config struct {
 	NRISocketPath             string
 	NRIPluginIndex            string
 	CDISpecDir                string
+	JournalDir                string
 
 	AutoCreateCiliumNodeResource bool
 }
@@ -36,6 +37,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
 	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
 	flags.String("cdi-spec-dir", c.CDISpecDir, "Folder of CDI spec files that the container runtime reads, and that a reboot empties")
+	flags.String("journal-dir", c.JournalDir, "Directory on the node, and gone with a reboot, where the driver notes what it changes, so that it can be undone; not the pod's own")
 	flags.Bool("auto-create-cilium-node-resource", c.AutoCreateCiliumNodeResource, "Make the node's CiliumNode and keep its labels like the Node's; off beside Cilium, which does that")
 }
 
@@ -44,6 +46,7 @@ var defaultConfig = Config{
 	NRISocketPath:  "/var/run/nri/nri.sock",
 	NRIPluginIndex: nri.DefaultIndex,
 	CDISpecDir:     "/var/run/cdi",
+	JournalDir:     "/run/cilium/networkdriver",
 
 	AutoCreateCiliumNodeResource: true,
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
@@ -66,6 +67,7 @@ type driver struct {
 	mover        *podnet.Mover
 	outside      *attachments.Outside
 	events       *podEvents
+	journal      *journal.Journal
 	room         *attachments.Room
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
@@ -120,6 +122,11 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	if err != nil {
 		return nil, err
 	}
+	boot := strings.TrimSpace(string(bootID))
+	book := journal.New(journal.Params{
+		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
+	})
+	outside.Journal = book
 	room := attachments.New(p.Logger, p.DB, allocations, outside, moveMetrics)
 	hooks := nri.NewHooks(room, p.Logger)
 
@@ -130,11 +137,12 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		started:      make(chan struct{}),
 		claimMetrics: claimMetrics,
 		draMetrics:   draMetrics,
-		bootID:       strings.TrimSpace(string(bootID)),
+		bootID:       boot,
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
 		outside:      outside,
 		events:       events,
+		journal:      book,
 		room:         room,
 		hooks:        hooks,
 		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
@@ -308,8 +316,14 @@ func (d *driver) serveHeld(ctx context.Context, driverName string) {
 	d.startSession(spec, nil)
 }
 
-// holds says whether pods of this node are allotted devices of the driver.
+// holds says whether there are devices to look after: the journal has some, or pods of this node are allotted some.
 func (d *driver) holds(ctx context.Context, driverName string) (bool, error) {
+	if err := d.journal.Open(); err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(d.journal.Entries(), func(e *journal.Entry) bool { return e.Driver == driverName }) {
+		return true, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, holdsTimeout)
 	defer cancel()
 	pods, err := d.listPods(ctx)

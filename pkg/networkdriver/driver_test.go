@@ -129,6 +129,7 @@ func startAgentIn(t *testing.T, dir string, configs http.Handler, objects ...run
 		c.AutoCreateCiliumNodeResource = false // the server has node configs only
 		c.CDISpecDir = filepath.Join(dir, "cdi")
 		c.NRISocketPath, c.KubeletRootDir, c.SysfsPath = filepath.Join(dir, "nri.sock"), dir, filepath.Join(dir, "sys")
+		c.JournalDir = filepath.Join(dir, "journal")
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	require.NoError(t, h.Start(log, t.Context()))
@@ -226,8 +227,10 @@ func TestDriverServesHeldDevices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			configs := &nodeConfigs{first: tt.config, changes: make(chan *v2alpha1.CiliumNetworkDriverNodeConfig)}
-			a := startAgent(t, configs, holder(t, tt.driver)...)
+			dir := t.TempDir()
+			a := startAgentIn(t, dir, configs, holder(t, tt.driver)...)
 			a.waitForHeld(t)
+			require.FileExists(t, filepath.Join(dir, "journal", "dummy3.json"), "a record of a former version gets its entry")
 			a.waitFor(t, tt.reason)
 
 			valid := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{

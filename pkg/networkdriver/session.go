@@ -14,10 +14,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -45,6 +47,7 @@ var rooms = []room{
 	{"claim-status", func(s *session, ctx context.Context, _ cell.Health) error { return s.writer.Run(ctx) }, false},
 	{"restore", (*session).restore, false},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
+	{"give-back", (*session).giveBack, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
 	{"nri", (*session).connectRuntime, false},
@@ -80,6 +83,8 @@ type session struct {
 	sriov   *managerRunner
 	dummy   *managerRunner
 
+	journal  *journal.Journal
+	room     *attachments.Room
 	listPods func(context.Context) ([]*corev1.Pod, error)
 	restorer *claims.Restorer
 }
@@ -90,13 +95,16 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		log: d.Logger.With("driver", spec.DriverName), spec: *spec,
 		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri, hooks: d.hooks,
 		configs:  managerConfigs{changed: make(chan struct{})},
+		journal:  d.journal,
+		room:     d.room,
 		listPods: d.listPods,
 	}
+	d.journal.DriverName = spec.DriverName
 	prompt := claims.NewClaimClient(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
 		Logger: s.log, DB: d.DB, Allocations: d.Allocations,
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, JournalID: d.journal.ID,
 	})
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
 	d.outside.StatusWriter, d.outside.Gate = s.writer, s.gate
@@ -132,8 +140,9 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	}
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
-		Managers: managers, Observer: s.writer,
+		Managers: managers, Observer: s.writer, Journal: d.journal,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
+		Owed: s.handOver.Owe,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
 			for i, row := range rows {
@@ -182,8 +191,12 @@ func (s *session) expectManagers() {
 	s.inventory.Expect(enabled...)
 }
 
-// restore rebuilds the allocations from the claims of the node's pods, once. The pods are listed here and nowhere else.
+// restore rebuilds the allocations from the journal and the claims of the node's pods, once. The pods are listed here and
+// nowhere else.
 func (s *session) restore(ctx context.Context, health cell.Health) error {
+	if err := s.journal.Open(); err != nil {
+		return err
+	}
 	pods, err := s.listPods(ctx)
 	if err != nil {
 		return err
@@ -194,6 +207,15 @@ func (s *session) restore(ctx context.Context, health cell.Health) error {
 	health.OK("Restored")
 	<-ctx.Done()
 	return nil
+}
+
+// giveBack gives back what is left over, and what could not be given back when it should.
+func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
+	_, restored := s.allocations.Initialized(s.db.ReadTxn())
+	if !wait(ctx, restored) {
+		return nil
+	}
+	return s.room.Run(ctx)
 }
 
 // manage runs a device manager once what is prepared is restored, since discovery has to know it.

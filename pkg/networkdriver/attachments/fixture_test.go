@@ -66,7 +66,7 @@ type fakeWorld struct {
 	withdrawn []tables.ClaimRef
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
-	noted     map[string]bool // settled, by device of the journal
+	noted     map[string]bool          // settled, by device of the journal
 }
 
 var (

@@ -284,7 +284,7 @@ func (s *apiServer) testParametersAsWritten(t *testing.T) {
 
 func mustStatuses(t *testing.T, rows []*tables.DRAAllocation) []deviceStatus {
 	t.Helper()
-	statuses, err := statusesOf(rows, testNode, testBoot)
+	statuses, err := statusesOf(rows, testNode, testBoot, "")
 	require.NoError(t, err)
 	return statuses
 }

@@ -163,7 +163,9 @@ func (h *host) takeEvents() []string {
 	h.events = nil
 	return events
 }
-func (h *host) Check(_ context.Context, rows []*tables.DRAAllocation) []error { return make([]error, len(rows)) }
+func (h *host) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
+	return make([]error, len(rows))
+}
 func (h *host) Validate(dev types.Device, config types.DeviceConfig) error {
 	return dev.Validate(config)
 }

@@ -122,6 +122,12 @@ func NewHandOver(log *slog.Logger, preparer *Preparer, claims ClaimGetter, event
 	return &HandOver{log: log, preparer: preparer, claims: claims, events: events, now: time.Now, waits: map[kubetypes.UID]*wait{}}
 }
 
+// Owe has the claim prepared for the pod that is next as soon as that has a sandbox: an earlier life of the agent was in the
+// midst of passing it on. It is for before [HandOver.Run].
+func (h *HandOver) Owe(claim Ref) {
+	h.waits[claim.UID] = &wait{claim: claim, next: h.now().Add(lookInterval), delay: lookInterval, owed: true}
+}
+
 // Run looks at such claims until the context ends.
 func (h *HandOver) Run(ctx context.Context) error {
 	for pause.For(ctx, lookInterval) {

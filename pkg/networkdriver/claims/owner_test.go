@@ -174,7 +174,7 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 			}
 			require.NoError(t, err)
 		}
-		attached, err := statusesOf(rows(claim, net0), testNode, testBoot)
+		attached, err := statusesOf(rows(claim, net0), testNode, testBoot, "")
 		require.NoError(t, err)
 		asFormer(attached)
 		require.NoError(t, writer(otherNode).Apply(t.Context(), claim, rows(claim, net1)))
@@ -197,7 +197,7 @@ func testOwners(t *testing.T, getter resourceclient.ResourceClaimsGetter, prefix
 
 		// What only the former version has written is taken back.
 		claim, _ = create(t, "former-only", testNode)
-		attached, err = statusesOf(rows(claim, net0), testNode, testBoot)
+		attached, err = statusesOf(rows(claim, net0), testNode, testBoot, "")
 		require.NoError(t, err)
 		asFormer(attached)
 		require.NoError(t, writer(testNode).Apply(t.Context(), claim, nil))

@@ -36,6 +36,8 @@ const readers = 8
 // Observer is told what a claim's status says at a restart, and which rows came of it.
 type Observer interface {
 	Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation)
+	// Withdraw is [attachments.StatusWriter]'s.
+	Withdraw(claim Ref)
 }
 
 // RestorerParams are what a [Restorer] works with.
@@ -46,15 +48,20 @@ type RestorerParams struct {
 	Claims     ClaimGetter
 	Managers   []types.DeviceManager
 	Observer   Observer
+	Journal    Journal
 	DriverName string
 	NodeName   string
 	// BootID is the kernel's present boot id. What was set up under another one is gone.
 	BootID string
 	// Restored, if it is not nil, is told of all rows before anybody else can see them.
 	Restored func(rows []*tables.DRAAllocation)
+	// Owed, if it is not nil, is told of each claim of a pod of this node that has no device any more, or is losing it to be
+	// passed on, before the rows can be seen.
+	Owed func(claim Ref)
 }
 
-// Restorer rebuilds the allocation table after a restart of the agent from the records in the claims' statuses.
+// Restorer rebuilds the allocation table after a restart of the agent from the node's journal and the records in the
+// claims' statuses.
 type Restorer struct {
 	RestorerParams
 	managers map[types.DeviceManagerType]types.DeviceManager
@@ -76,6 +83,8 @@ type podClaim struct {
 	// live are the pods of the node that have not ended, by the UIDs that the API and the runtime know them by.
 	live   map[kubetypes.UID]bool
 	object *resourceapi.ResourceClaim // nil if it is gone
+	// givenBack says that a device of the claim was given back although the claim is for it, or has to be.
+	givenBack bool
 }
 
 type podUse struct {
@@ -83,8 +92,15 @@ type podUse struct {
 	generated bool // from a template: the pod must own the claim
 }
 
-// Restore inserts a row for every device that a record proves to be prepared for one of the pods, which are those of
-// this node; pods that have ended are left out. A record counts only where it fits the claim's allocation on this
+// Restore inserts a row for every device of the journal, and for every one that a record proves to be prepared for one of
+// the pods, which are those of this node; pods that have ended are left out.
+//
+// The journal knows what was done on this node since it was booted, and so decides: a device with an entry is set up
+// for the entry's claim, and is given back if the claim is not for it any more; a record that names the journal counts
+// for nothing without an entry. The one exception is a record that another agent, without the journal, has made since:
+// then the entry is dropped. Records without a journal are those of a former version of the agent, and get an entry.
+//
+// A record counts only where it fits the claim's allocation on this
 // node, its reservation and the device it names, for whoever may edit the status may write records. A device whose
 // record does not count is left to its pod, with a warning. A record of another boot is no row: Prepare sets the
 // device up again.
@@ -94,7 +110,11 @@ type podUse struct {
 //
 // An API server that does not answer is asked again until the context ends, which is the only error.
 func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
-	claims, err := r.readAll(ctx, pods)
+	claims, err := r.readAll(ctx, withClaimsOf(r.Journal.Entries(), claimsOf(pods)))
+	if err != nil {
+		return err
+	}
+	journaled, err := r.journaled(claims)
 	if err != nil {
 		return err
 	}
@@ -106,12 +126,15 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	var rows []*tables.DRAAllocation
 	for _, c := range claims {
 		first := len(rows)
-		for _, row := range r.rowsOf(c) {
+		for _, row := range r.rowsOf(c, journaled) {
 			key := tables.AllocationKey(row.Pool, row.DeviceName)
 			if other := holders[key]; other != nil {
 				r.Logger.Warn("Device is recorded for two claims and restored for the older one only", "device", row.DeviceName, "pool", row.Pool,
 					"claim", other.Claim(), "pod", other.Pod(), "otherClaim", row.Claim(), "otherPod", row.Pod())
 				continue
+			}
+			if err := r.claimEntry(row, journaled); err != nil {
+				return err
 			}
 			holders[key] = row
 			rows = append(rows, row)
@@ -121,8 +144,16 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 			r.Observer.Observe(c.object, rows[first:])
 		}
 	}
+	for _, row := range journaled {
+		rows = append(rows, row)
+	}
 	if r.Restored != nil {
 		r.Restored(rows)
+	}
+	for _, c := range claims {
+		if r.Owed != nil && c.givenBack && c.isAwaited() {
+			r.Owed(RefOf(c.object))
+		}
 	}
 	if err := r.Room.Restore(rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
@@ -135,7 +166,7 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 // devices here, prepared or not. An API server that does not answer is asked again until the context ends, which is the
 // only error.
 func (r *Restorer) Allotted(ctx context.Context, pods []*corev1.Pod) (bool, error) {
-	claims, err := r.readAll(ctx, pods)
+	claims, err := r.readAll(ctx, claimsOf(pods))
 	if err != nil {
 		return false, err
 	}
@@ -147,9 +178,8 @@ func (r *Restorer) isHere(claim *resourceapi.ResourceClaim) bool {
 	return Owner{Driver: r.DriverName, Node: r.NodeName}.isAllotted(claim)
 }
 
-// readAll reads the claims of all pods that have not ended, without those that are gone.
-func (r *Restorer) readAll(ctx context.Context, pods []*corev1.Pod) ([]*podClaim, error) {
-	claims := claimsOf(pods)
+// readAll reads the claims, without those that are gone.
+func (r *Restorer) readAll(ctx context.Context, claims []*podClaim) ([]*podClaim, error) {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(readers)
 	for _, c := range claims {
@@ -213,8 +243,27 @@ func (r *Restorer) read(ctx context.Context, c *podClaim) (*resourceapi.Resource
 	}
 }
 
-// rowsOf returns the rows that the claim's records prove, and logs why others do not.
-func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
+// claimEntry makes the journal's entry of a device the row's. Another claim's is dropped: an agent that has no journal
+// was here meanwhile.
+func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*tables.DRAAllocation) error {
+	if other := journaled[row.DeviceName]; other != nil && other.ClaimUID != row.ClaimUID {
+		r.Logger.Warn("Journal entry of a device is dropped: another agent has prepared the device for another claim since",
+			"device", row.DeviceName, "claim", row.Claim(), "pod", row.Pod(), "otherClaim", other.Claim(), "otherPod", other.Pod())
+		delete(journaled, row.DeviceName)
+		if err := r.Journal.Forget(other); err != nil {
+			return err
+		}
+	}
+	if journaled[row.DeviceName] != nil {
+		delete(journaled, row.DeviceName)
+		return nil
+	}
+	return r.Journal.Note(row, !row.Releasing)
+}
+
+// rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What
+// the journal has to be given back is not among them.
+func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocation) []*tables.DRAAllocation {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
@@ -237,6 +286,15 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 		if !ours || result.AdminAccess != nil && *result.AdminAccess || result.ShareID != nil {
 			continue
 		}
+		noted := journaled[result.Device]
+		if noted != nil && noted.ClaimUID == claim.UID {
+			c.givenBack = c.givenBack || noted.Releasing
+			if !noted.Releasing {
+				noted.Held = true // whether it was in the pod is not known
+				rows = append(rows, noted)
+			}
+			continue
+		}
 		if entry == nil || entry.Data == nil || len(entry.Data.Raw) == 0 {
 			log.Warn("Device is allotted to a pod of this node, but there is no record that it was prepared; if the agent was stopped "+
 				"while it did, the device may require manual cleanup", "device", result.Device, "pods", podNames(c))
@@ -244,6 +302,11 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 		}
 		row, err := r.restore(c, result.Device, entry.Data.Raw)
 		switch {
+		case errors.Is(err, errGivenBack):
+			log.Info("Device was given back, its record does not count any more", "device", result.Device)
+			r.Observer.Withdraw(RefOf(claim))
+			c.givenBack = true
+			continue
 		case errors.As(err, &otherBootError{}):
 			log.Info("Device was prepared before the node was booted; it will be set up again", "device", result.Device)
 			continue
@@ -257,6 +320,7 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 		}
 		row.Pool = pool
 		row.Request = result.Request
+		c.givenBack = c.givenBack || row.Releasing
 		rows = append(rows, row)
 	}
 	for _, entry := range entries {
@@ -269,6 +333,9 @@ func (r *Restorer) rowsOf(c *podClaim) []*tables.DRAAllocation {
 type otherBootError struct{}
 
 func (otherBootError) Error() string { return "the record is from another boot" }
+
+// errGivenBack is a record whose device the journal knows to be given back, or to be another claim's.
+var errGivenBack = errors.New("the node's journal says otherwise")
 
 // restore returns the row that the record proves, without pool and request.
 func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRAAllocation, error) {
@@ -286,6 +353,9 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 	}
 	if record.BootID != r.BootID {
 		return nil, otherBootError{}
+	}
+	if record.Journal != "" && record.Journal == r.Journal.ID() && !r.isQuarantined(device) {
+		return nil, errGivenBack
 	}
 	prepared, err := manager.RestoreDevice(record.Device)
 	if err != nil {
@@ -307,6 +377,11 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		Held:           true,
 		Releasing:      former,
 	}, nil
+}
+
+// isAwaited says whether the claim is reserved for a pod of this node. Kubelet may have its answer already, and not ask again.
+func (c *podClaim) isAwaited() bool {
+	return slices.ContainsFunc(c.pods, func(use podUse) bool { return resourceclaim.IsReservedForPod(use.pod, c.object, false) })
 }
 
 // user returns the name of the pod of this UID if the claim is reserved for it. If it is reserved for another pod of this

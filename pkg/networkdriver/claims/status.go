@@ -48,10 +48,10 @@ type deviceStatus struct {
 func (s *deviceStatus) key() string { return s.Pool + "/" + s.Device }
 
 // statusesOf returns what the claim's status is to say about the rows, sorted.
-func statusesOf(rows []*tables.DRAAllocation, nodeName, bootID string) ([]deviceStatus, error) {
+func statusesOf(rows []*tables.DRAAllocation, nodeName, bootID, journal string) ([]deviceStatus, error) {
 	statuses := make([]deviceStatus, 0, len(rows))
 	for _, row := range rows {
-		s, err := statusOf(row, nodeName, bootID)
+		s, err := statusOf(row, nodeName, bootID, journal)
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", row.DeviceName, err)
 		}
@@ -65,7 +65,7 @@ func sortStatuses(statuses []deviceStatus) {
 	slices.SortFunc(statuses, func(a, b deviceStatus) int { return cmp.Compare(a.key(), b.key()) })
 }
 
-func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus, error) {
+func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (deviceStatus, error) {
 	device, err := row.PreparedDevice.MarshalJSON()
 	if err != nil {
 		return deviceStatus{}, fmt.Errorf("encode the device for its record: %w", err)
@@ -75,6 +75,7 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID string) (deviceStatus,
 		Manager: row.Manager,
 		PodUID:  row.PodUID,
 		BootID:  bootID,
+		Journal: journal,
 		Config:  row.Config,
 		Device:  device,
 	})

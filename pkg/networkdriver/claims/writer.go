@@ -50,6 +50,8 @@ type WriterParams struct {
 	NodeName   string
 	// BootID is the kernel's boot id, which goes into the records.
 	BootID string
+	// JournalID returns the id of the node's journal, which goes there too. Nil: there is none.
+	JournalID func() string
 }
 
 // Writer keeps the entries for this node's devices in the status of claims: at once when asked to by Apply, else in Run.
@@ -104,7 +106,7 @@ func (w *Writer) Apply(ctx context.Context, claim Ref, rows []*tables.DRAAllocat
 	delete(w.withdrawn, claim.UID)
 	w.mu.Unlock()
 
-	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	statuses, err := w.statusesOf(rows)
 	if err != nil {
 		return err
 	}
@@ -132,7 +134,7 @@ func (w *Writer) Withdraw(claim Ref) {
 // Observe tells the writer what the claim's status says at a restart, and which rows were restored from it. They are
 // not written back: until the runtime has been asked, the rows do not know yet that their links are in pods.
 func (w *Writer) Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation) {
-	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	statuses, err := w.statusesOf(rows)
 	if err != nil {
 		return // will be reported when it is written
 	}
@@ -239,7 +241,7 @@ func (w *Writer) reconcile(ctx context.Context, claim Ref) error {
 // update writes what the rows ask for unless they ask for nothing new or the server has it; the caller holds the
 // claim's lock.
 func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAllocation, withdrawn bool) error {
-	statuses, err := statusesOf(rows, w.NodeName, w.BootID)
+	statuses, err := w.statusesOf(rows)
 	if err != nil {
 		return err
 	}
@@ -258,6 +260,14 @@ func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAlloca
 		return nil
 	}
 	return err
+}
+
+func (w *Writer) statusesOf(rows []*tables.DRAAllocation) ([]deviceStatus, error) {
+	journal := ""
+	if w.JournalID != nil {
+		journal = w.JournalID()
+	}
+	return statusesOf(rows, w.NodeName, w.BootID, journal)
 }
 
 // takeWithdrawn says whether the claim's entries are to be withdrawn, and forgets it.

@@ -105,7 +105,7 @@ func TestStatusOfPreparedDevices(t *testing.T) {
 func TestStatusOf(t *testing.T) {
 	row := &tables.DRAAllocation{DeviceName: "a", Pool: "p", PreparedDevice: &fakeDevice{Name: "a"}}
 	status := func(change func(*tables.DRAAllocation)) deviceStatus {
-		s, err := statusOf(row.With(change), testNode, testBoot)
+		s, err := statusOf(row.With(change), testNode, testBoot, "")
 		require.NoError(t, err)
 		return s
 	}
@@ -153,7 +153,7 @@ func TestStatusOf(t *testing.T) {
 
 	_, err := statusOf(row.With(func(r *tables.DRAAllocation) {
 		r.PreparedDevice = &fakeDevice{Name: "a", Pad: strings.Repeat("x", resourceapi.AllocatedDeviceStatusDataMaxLength)}
-	}), testNode, testBoot)
+	}), testNode, testBoot, "")
 	require.ErrorContains(t, err, "a claim's status holds at most 10240 for a device")
 }
 

@@ -186,6 +186,24 @@ func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
 	return nil
 }
 
+// Quarantine notes why what the journal has of a device cannot be undone. The file stays as it is.
+func (j *Journal) Quarantine(device, reason string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	txn := j.DB.WriteTxn(j.Table)
+	defer txn.Abort()
+	e := &Entry{Name: device}
+	if present, _, found := j.Table.Get(txn, ByName(device)); found {
+		e = new(*present)
+	}
+	e.Quarantine = reason
+	if _, _, err := j.Table.Insert(txn, e); err != nil {
+		return fmt.Errorf("row of device %s in table %s: %w", device, TableName, err)
+	}
+	txn.Commit()
+	return nil
+}
+
 // Forget removes the entry of the row's device, unless it is another claim's by now.
 func (j *Journal) Forget(row *tables.DRAAllocation) error {
 	j.mu.Lock()

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// Journal is what the node remembers of the devices that are set up.
+type Journal interface {
+	// ID is what records name the journal by.
+	ID() string
+	// Entries are those of this boot.
+	Entries() []*journal.Entry
+	// Note makes the entry of the row's device, Forget removes it, and Quarantine says why it cannot be undone.
+	Note(row *tables.DRAAllocation, settled bool) error
+	Forget(row *tables.DRAAllocation) error
+	Quarantine(device, reason string) error
+}
+
+// journaled are the rows of the journal's entries by device. A row that is releasing is to be given back: its claim is
+// gone, or not for that device and pod any more, or the device's Setup was never answered.
+func (r *Restorer) journaled(claims []*podClaim) (map[string]*tables.DRAAllocation, error) {
+	rows := map[string]*tables.DRAAllocation{}
+	for _, e := range r.Journal.Entries() {
+		if e.Quarantine != "" {
+			continue
+		}
+		row, err := r.rowOf(e)
+		if err != nil {
+			reason := fmt.Sprintf("what the journal has of it cannot be undone: %v", err)
+			r.Logger.Error("Device is quarantined", "device", e.Name, "claim", e.Claim(), "reason", reason)
+			if err := r.Journal.Quarantine(e.Name, reason); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		holds := slices.ContainsFunc(claims, func(c *podClaim) bool { return r.holds(c.object, e) })
+		row.Releasing = !e.Settled || !holds
+		if row.Releasing {
+			r.Logger.Warn("Device is left over and is given back", "device", e.Name, "claim", e.Claim(), "pod", row.Pod(),
+				"setUp", e.Settled, "allocated", holds)
+		}
+		rows[e.Name] = row
+	}
+	return rows, nil
+}
+
+// rowOf restores the entry's device.
+func (r *Restorer) rowOf(e *journal.Entry) (*tables.DRAAllocation, error) {
+	if e.Driver != r.DriverName {
+		return nil, fmt.Errorf("it is of driver %s, and this is %s; restart the agent under the former driverName until the pods that have its devices are gone",
+			e.Driver, r.DriverName)
+	}
+	manager := r.managers[e.Manager]
+	if manager == nil {
+		return nil, fmt.Errorf("it names device manager %.64q, which this agent does not have", e.Manager)
+	}
+	device, err := manager.RestoreDevice(e.Device)
+	if u, ok := manager.(types.Unfinished); ok && err != nil && !e.Settled {
+		device, err = u.RestoreUnfinished(e.Device)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if name := device.IfName(); name != e.Name {
+		return nil, fmt.Errorf("it has device %.64q", name)
+	}
+	return e.Row(device), nil
+}
+
+// holds says whether the claim, which may be nil, is allotted the entry's device here and reserved for its pod.
+func (r *Restorer) holds(claim *resourceapi.ResourceClaim, e *journal.Entry) bool {
+	if claim == nil || claim.UID != e.ClaimUID {
+		return false
+	}
+	allotted := slices.ContainsFunc(resultsOf(claim, r.DriverName), func(result resourceapi.DeviceRequestAllocationResult) bool {
+		pool, ours := pools.Configured(r.NodeName, result.Pool)
+		return ours && pool == e.Pool && result.Device == e.Name
+	})
+	return allotted && slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+		return c.APIGroup == "" && c.Resource == "pods" && c.UID == e.PodUID
+	})
+}
+
+// withClaimsOf adds the claims of the journal's entries to those of pods.
+func withClaimsOf(entries []*journal.Entry, claims []*podClaim) []*podClaim {
+	for _, e := range entries {
+		known := slices.ContainsFunc(claims, func(c *podClaim) bool {
+			return c.namespace == e.ClaimNamespace && c.name == e.ClaimName
+		})
+		if !known && e.Quarantine == "" {
+			claims = append(claims, &podClaim{namespace: e.ClaimNamespace, name: e.ClaimName})
+		}
+	}
+	return claims
+}
+
+// isQuarantined says whether the journal has an entry of the device that cannot be read.
+func (r *Restorer) isQuarantined(device string) bool {
+	return slices.ContainsFunc(r.Journal.Entries(), func(e *journal.Entry) bool { return e.Name == device && e.Quarantine != "" })
+}

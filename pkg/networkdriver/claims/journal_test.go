@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package claims
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+func (h *host) Remember(_ context.Context, dev types.Device, _ types.DeviceConfig) (types.Device, error) {
+	return dev, nil
+}
+func (h *host) Note(*tables.DRAAllocation, bool) error { return nil }
+func (h *host) Forget(*tables.DRAAllocation) error     { return nil }
+
+// withdrawals are noted as -1 row.
+func (o fakeObserver) Withdraw(claim Ref) { o[claim.UID]-- }
+
+// newJournal opens the journal in the directory.
+func newJournal(t testing.TB, dir, driver string) *journal.Journal {
+	db := statedb.New()
+	table, err := journal.NewTable(db)
+	require.NoError(t, err)
+	j := journal.New(journal.Params{
+		Logger: slog.New(slog.DiscardHandler), DB: db, Table: table, Dir: dir, BootID: testBoot, NodeName: testNode, DriverName: driver,
+	})
+	require.NoError(t, j.Open())
+	return j
+}
+
+// preparedRow is the row of a device that was prepared for pod p by claim c.
+func preparedRow(device string) *tables.DRAAllocation {
+	return &tables.DRAAllocation{
+		DeviceName: device, Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: &fakeDevice{Name: device, Found: true}, Pool: "pool",
+		PodUID: "uid-p", ClaimUID: "uid-c", Config: types.DeviceConfig{PodIfName: "net1", Vlan: vlan(5)},
+		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net",
+	}
+}
+
+// The journal says what was done, whatever has become of the record, and the claim whether it still holds.
+func TestRestoreFromTheJournal(t *testing.T) {
+	journaled := func(id string, change func(*types.Record)) types.Record {
+		return changed(func(r *types.Record) {
+			r.Journal = id
+			change(r)
+		})
+	}
+	as := func(r *types.Record) {}
+	tests := []struct {
+		name      string
+		claim     func(id string) *resourceapi.ResourceClaim
+		unsettled bool
+		noPod     bool
+		empty     bool // the journal has no entry
+		restored  string
+		state     string
+		withdrawn bool
+		logs      string
+	}{
+		{name: "recorded", claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, restored: "c", state: "Prepared"},
+		{name: "without a record", claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
+		}, restored: "c", state: "Prepared"},
+		{name: "garbage in the record", claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", `{"version":`))
+		}, restored: "c", state: "Prepared"},
+		{name: "the record of a later version", claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", changed(func(r *types.Record) { r.Version = 9 })))
+		}, restored: "c", state: "Prepared"},
+		{name: "Setup was never answered", unsettled: true, claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, restored: "c", state: "Releasing"},
+		{name: "the claim is gone", restored: "c", state: "Releasing", logs: "left over"},
+		{name: "pod and claim are gone", noPod: true, restored: "c", state: "Releasing"},
+		{name: "the pod is gone, the claim still reserved for it", noPod: true, claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
+		}, restored: "c", state: "Prepared"},
+		{name: "another claim of that name", claim: func(string) *resourceapi.ResourceClaim {
+			c := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
+			c.UID = "uid-2"
+			return c
+		}, restored: "c", state: "Releasing"},
+		{name: "deallocated", claim: func(string) *resourceapi.ResourceClaim {
+			c := newClaim("c", forPod("p"), with("net", "a"))
+			c.Status.Allocation = nil
+			return c
+		}, restored: "c", state: "Releasing"},
+		{name: "allocated another device", claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "b"), fromClaim(parameters))
+		}, restored: "c", state: "Releasing"},
+		{name: "reserved for another pod", claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("q"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, restored: "c", state: "Releasing"},
+		{name: "given back, with the record still there", empty: true, claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, withdrawn: true, logs: "its record does not count any more"},
+		{name: "the journal is lost", empty: true, claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("another", as)))
+		}, restored: "c", state: "Prepared"},
+		{name: "a former version of the agent", empty: true, claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("", as)))
+		}, restored: "c", state: "Prepared"},
+		{name: "another claim since, by an agent without a journal", claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("", as)))
+		}, restored: "d", state: "Prepared", logs: "Journal entry of a device is dropped"},
+		{name: "another claim's record that was rolled back", claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, restored: "c", state: "Releasing", withdrawn: true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			j := newJournal(t, dir, testDriver)
+			if !tt.empty {
+				require.NoError(t, j.Note(preparedRow("a"), !tt.unsettled))
+			}
+			j = newJournal(t, dir, testDriver)
+			api := newFakeAPI()
+			if tt.claim != nil {
+				claim := tt.claim(j.ID())
+				api = newFakeAPI(claim)
+			}
+			var pods []*corev1.Pod
+			if !tt.noPod {
+				pods = []*corev1.Pod{podWith("p", "c", "d")}
+			}
+			r := newRestored(t, api)
+			r.restorer.Journal = j
+			require.NoError(t, r.restorer.Restore(t.Context(), pods))
+			if tt.restored == "" {
+				require.Empty(t, r.rows())
+			} else {
+				require.Len(t, r.rows(), 1)
+				row := r.rows()[0]
+				require.Equal(t, tt.restored, row.ClaimName)
+				require.Equal(t, tt.state, row.State())
+				want := preparedRow("a")
+				want.PreparedDevice.(*fakeDevice).host = r.host
+				want.ClaimName, want.ClaimUID, want.Releasing = row.ClaimName, kubetypes.UID("uid-"+row.ClaimName), row.Releasing
+				require.Equal(t, want, row)
+				require.Len(t, j.Entries(), 1)
+				require.Equal(t, row.ClaimUID, j.Entries()[0].ClaimUID, "every row has its entry")
+			}
+			withdrawn := false
+			for _, n := range r.observed {
+				withdrawn = withdrawn || n < 0
+			}
+			require.Equal(t, tt.withdrawn, withdrawn)
+			require.Contains(t, r.log.String(), tt.logs)
+		})
+	}
+}
+
+// What cannot be undone is not forgotten.
+func TestRestoreQuarantines(t *testing.T) {
+	for name, change := range map[string]func(*tables.DRAAllocation){
+		"a manager that is not there": func(row *tables.DRAAllocation) { row.Manager = "macvlan" },
+		"another device":              func(row *tables.DRAAllocation) { row.PreparedDevice = &fakeDevice{Name: "b", Found: true} },
+		"no prepared device":          func(row *tables.DRAAllocation) { row.PreparedDevice = &fakeDevice{Name: "a"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJournal(t, t.TempDir(), testDriver)
+			require.NoError(t, j.Note(preparedRow("a").With(change), true))
+			r := newRestored(t, newFakeAPI())
+			r.restorer.Journal = j
+			require.NoError(t, r.restorer.Restore(t.Context(), nil))
+			require.Empty(t, r.rows())
+			require.NotEmpty(t, j.Entries()[0].Quarantine)
+			require.Contains(t, r.log.String(), "Device is quarantined")
+		})
+	}
+	dir := t.TempDir()
+	require.NoError(t, newJournal(t, dir, "former.example").Note(preparedRow("a"), true))
+	r := newRestored(t, newFakeAPI())
+	r.restorer.Journal = newJournal(t, dir, testDriver)
+	require.NoError(t, r.restorer.Restore(t.Context(), nil))
+	require.Contains(t, r.log.String(), "it is of driver former.example")
+}
