@@ -245,6 +245,39 @@ func TestDriverServesHeldDevices(t *testing.T) {
 	}
 }
 
+// A device of which it is not known what it is to be given back as is not offered, and it is said why.
+func TestDriverQuarantines(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "journal"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "journal", "dummy2.json"), []byte("{"), 0o600))
+	a := startAgentIn(t, dir, &nodeConfigs{first: nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{
+		DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true, Count: 3}},
+	})}, node())
+	require.Eventually(t, func() bool {
+		offered, quarantined := 0, false
+		for _, device := range debugapi.Devices(a.db) {
+			if device.State == "NotOffered" {
+				quarantined = device.Device == "dummy2" && strings.HasPrefix(device.Reason, "quarantined: journal entry")
+			} else {
+				offered++
+			}
+		}
+		return offered == 2 && quarantined
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+// Two agents on one node do not get into each other's way.
+func TestDriverWaitsForAnotherAgent(t *testing.T) {
+	dir := t.TempDir()
+	config := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{})
+	first := startAgentIn(t, dir, &nodeConfigs{first: config}, node())
+	first.waitFor(t, reasonWaitingForNRI)
+	second := startAgentIn(t, dir, &nodeConfigs{first: config}, node())
+	second.waitFor(t, reasonRestoring+": another agent is at work on this node")
+	first.stop()
+	second.waitFor(t, reasonWaitingForNRI)
+}
+
 // The claims of pods do not choose the name that the agent registers with kubelet.
 func TestDriverNameIsNotTakenFromClaims(t *testing.T) {
 	configs := &nodeConfigs{changes: make(chan *v2alpha1.CiliumNetworkDriverNodeConfig)}

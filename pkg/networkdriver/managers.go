@@ -47,6 +47,8 @@ type managerRunner struct {
 	inventory *inventory.Inventory
 	parts     *parts
 	configs   *managerConfigs
+	// quarantined says why a device must not be offered, empty if it may be.
+	quarantined func(device string) string
 	// configOf returns the manager's part of the configuration, nil (without a type) when it is off.
 	configOf func(*v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any
 	// make makes a manager for a configuration from configOf, or one that only restores for nil.
@@ -92,7 +94,7 @@ func (r *managerRunner) start(ctx context.Context, health cell.Health, config an
 	manager := r.make(config)
 	running.Go(func() {
 		r.parts.keep(ctx, health, r.part(), func(ctx context.Context) error {
-			return manager.Run(ctx, func(s types.Snapshot) { r.inventory.Publish(r.kind, s) })
+			return manager.Run(ctx, func(s types.Snapshot) { r.inventory.Publish(r.kind, withoutQuarantined(s, r.quarantined)) })
 		})
 	})
 	return func() {

@@ -65,7 +65,8 @@ func TestManagerRunner(t *testing.T) {
 			}
 			return c.Dummy
 		},
-		make: func(config any) types.DeviceManager { made <- config; return m },
+		quarantined: func(string) string { return "" },
+		make:        func(config any) types.DeviceManager { made <- config; return m },
 	}
 	r.inventory.Expect(types.DeviceManagerTypeDummy)
 	_, initialized := devices.Initialized(db.ReadTxn())

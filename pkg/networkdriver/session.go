@@ -83,10 +83,12 @@ type session struct {
 	sriov   *managerRunner
 	dummy   *managerRunner
 
-	journal  *journal.Journal
-	room     *attachments.Room
-	listPods func(context.Context) ([]*corev1.Pod, error)
-	restorer *claims.Restorer
+	journal *journal.Journal
+	// otherAgent says what there is to say of another agent on the node.
+	otherAgent *notice
+	room       *attachments.Room
+	listPods   func(context.Context) ([]*corev1.Pod, error)
+	restorer   *claims.Restorer
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -94,8 +96,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s := &session{
 		log: d.Logger.With("driver", spec.DriverName), spec: *spec,
 		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri, hooks: d.hooks,
-		configs:  managerConfigs{changed: make(chan struct{})},
-		journal:  d.journal,
+		configs: managerConfigs{changed: make(chan struct{})},
+		journal: d.journal, otherAgent: newNotice(),
 		room:     d.room,
 		listPods: d.listPods,
 	}
@@ -123,7 +125,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			MaxAttempts:   int(spec.DraRegistrationMaxAttempts),
 		},
 	})
-	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: &s.configs}
+	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: &s.configs, quarantined: s.quarantined}
 	s.sriov = sriovRunner(runner, sriov.Params{
 		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
 		Owners: nicowner.Default,
@@ -194,6 +196,11 @@ func (s *session) expectManagers() {
 // restore rebuilds the allocations from the journal and the claims of the node's pods, once. The pods are listed here and
 // nowhere else.
 func (s *session) restore(ctx context.Context, health cell.Health) error {
+	unlock, err := s.journal.Lock(ctx, s.otherAgent.set)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := s.journal.Open(); err != nil {
 		return err
 	}

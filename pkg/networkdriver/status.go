@@ -46,6 +46,8 @@ const (
 	reasonGateHolds        = "Resolved"
 	reasonGateNotSeen      = "NotSeen"
 	reasonPartFailed       = "PartFailed"
+	reasonOtherAgent       = "OtherAgent"
+	reasonQuarantined      = "Quarantined"
 )
 
 // problem is one reason for a condition, with its message.
@@ -117,6 +119,7 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	txn := d.DB.ReadTxn()
 	allocations, allocationsChanged := d.Allocations.AllWatch(txn)
 	reports, reportsChanged := d.Reports.AllWatch(txn)
+	journaled, journalChanged := d.Journal.AllWatch(txn)
 	restored, restoredChanged := d.Allocations.Initialized(txn)
 	discovered, discoveredChanged := d.Devices.Initialized(txn)
 	runtime, runtimeChanged := d.nri.Status()
@@ -129,9 +132,13 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 		allocations: statedb.Collect(allocations),
 		reports:     statedb.Collect(reports),
 	}
+	otherAgent, otherAgentChanged := d.session.otherAgent.get()
+	if restored && otherAgent != "" {
+		v.degraded = append(v.degraded, problem{reasonOtherAgent, otherAgent})
+	}
 	switch {
 	case !restored:
-		v.notReady = append(v.notReady, problem{reasonRestoring, "reading the claims of the node's pods"})
+		v.notReady = append(v.notReady, problem{reasonRestoring, cmp.Or(otherAgent, "reading the claims of the node's pods")})
 	case !discovered:
 		v.notReady = append(v.notReady, problem{reasonDiscovering, fmt.Sprintf("waiting for the first inventory of the device managers %s, the log says what keeps them",
 			strings.Join(d.Devices.PendingInitializers(txn), ", "))})
@@ -141,6 +148,13 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	}
 	v.addKubelet(kubelet)
 
+	for e := range journaled {
+		if e.Quarantine != "" {
+			v.degraded = append(v.degraded, problem{reasonQuarantined, fmt.Sprintf("device %s: %s", e.Name, e.Quarantine)})
+		}
+	}
+
+	watch.Add(otherAgentChanged, journalChanged)
 	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged, gateChanged)
 	if !restored {
 		watch.Add(restoredChanged)

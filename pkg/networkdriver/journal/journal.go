@@ -11,6 +11,7 @@
 package journal
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -46,6 +47,8 @@ type Params struct {
 	Dir string
 	// BootID is the kernel's boot id.
 	BootID string
+	// Proc is where the kernel's processes are, /proc but in tests.
+	Proc string
 	// DriverName and NodeName are noted in the entries.
 	DriverName string
 	NodeName   string
@@ -59,7 +62,10 @@ type Journal struct {
 }
 
 // New returns the journal. It has to be opened before it is used.
-func New(p Params) *Journal { return &Journal{Params: p} }
+func New(p Params) *Journal {
+	p.Proc = cmp.Or(p.Proc, "/proc")
+	return &Journal{Params: p}
+}
 
 // Open makes the directory if need be and reads the entries into the table. Entries of another boot are removed: of what
 // they tell nothing is left. What cannot be read is quarantined.
