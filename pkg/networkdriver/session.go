@@ -48,6 +48,7 @@ var rooms = []room{
 	{"restore", (*session).restore, false},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
+	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
 	{"nri", (*session).connectRuntime, false},
@@ -109,7 +110,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, JournalID: d.journal.ID,
 	})
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
-	d.outside.StatusWriter, d.outside.Gate = s.writer, s.gate
+	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
@@ -223,6 +224,14 @@ func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
 		return nil
 	}
 	return s.room.Run(ctx)
+}
+
+// releaseUnclaimed gives back what kubelet does not ask for any more, once the runtime has said which sandboxes there are.
+func (s *session) releaseUnclaimed(ctx context.Context, _ cell.Health) error {
+	if err := s.nri.WaitConnected(ctx); err != nil {
+		return err
+	}
+	return s.room.ReleaseUnclaimed(ctx)
 }
 
 // manage runs a device manager once what is prepared is restored, since discovery has to know it.

@@ -67,6 +67,11 @@ type fakeWorld struct {
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	noted     map[string]bool          // settled, by device of the journal
+	now       time.Time
+	// unheld are claims that are nobody's, reads counts how often claims were read, and duringRead is what happens then.
+	unheld     map[kubetypes.UID]bool
+	reads      int
+	duringRead func()
 }
 
 var (
@@ -250,7 +255,11 @@ func (w *fakeWorld) Withdraw(claim tables.ClaimRef) {
 	w.withdrawn = append(w.withdrawn, claim)
 }
 
-func (w *fakeWorld) Now() time.Time { return time.Unix(1, 0) }
+func (w *fakeWorld) Now() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now
+}
 
 func (w *fakeWorld) WithTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, limit)
@@ -271,7 +280,7 @@ func newFixture(tb testing.TB) *fixture {
 	world := &fakeWorld{
 		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
 		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, noted: map[string]bool{},
+		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, noted: map[string]bool{}, now: time.Unix(1, 0),
 	}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)

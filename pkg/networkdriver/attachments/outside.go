@@ -25,8 +25,9 @@ type Outside struct {
 	*podnet.Mover
 	// StatusWriter is set before the room is used: it goes by the driver's name, which the node config says.
 	StatusWriter
-	// Gate goes by the driver's name too.
+	// Gate and ClaimReader go by the driver's name too.
 	Gate
+	ClaimReader
 	Events
 	// Journal is set before the room is used, and Checkers, the device managers that check their devices, too.
 	Journal

@@ -61,6 +61,7 @@ type World interface {
 	Events
 	Checker
 	Journal
+	ClaimReader
 
 	// Now is the time.
 	Now() time.Time

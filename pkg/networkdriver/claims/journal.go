@@ -4,10 +4,13 @@
 package claims
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
@@ -28,7 +31,7 @@ type Journal interface {
 }
 
 // journaled are the rows of the journal's entries by device. A row that is releasing is to be given back: its claim is
-// gone, or not for that device and pod any more, or the device's Setup was never answered.
+// gone, not for that device any more or nobody's, or the device's Setup was never answered.
 func (r *Restorer) journaled(claims []*podClaim) (map[string]*tables.DRAAllocation, error) {
 	rows := map[string]*tables.DRAAllocation{}
 	for _, e := range r.Journal.Entries() {
@@ -44,7 +47,9 @@ func (r *Restorer) journaled(claims []*podClaim) (map[string]*tables.DRAAllocati
 			}
 			continue
 		}
-		holds := slices.ContainsFunc(claims, func(c *podClaim) bool { return r.holds(c.object, e) })
+		holds := slices.ContainsFunc(claims, func(c *podClaim) bool {
+			return isHeld(c.object, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
+		})
 		row.Releasing = !e.Settled || !holds
 		if row.Releasing {
 			r.Logger.Warn("Device is left over and is given back", "device", e.Name, "claim", e.Claim(), "pod", row.Pod(),
@@ -78,18 +83,28 @@ func (r *Restorer) rowOf(e *journal.Entry) (*tables.DRAAllocation, error) {
 	return e.Row(device), nil
 }
 
-// holds says whether the claim, which may be nil, is allotted the entry's device here and reserved for its pod.
-func (r *Restorer) holds(claim *resourceapi.ResourceClaim, e *journal.Entry) bool {
-	if claim == nil || claim.UID != e.ClaimUID {
+// isHeld says whether the claim, which may be nil, is the one of that UID, allotted the device here and reserved for a
+// pod. A claim that has gone over to another pod is held: its devices are handed over with it.
+func isHeld(claim *resourceapi.ResourceClaim, uid kubetypes.UID, owner Owner, pool, device string) bool {
+	if claim == nil || claim.UID != uid {
 		return false
 	}
-	allotted := slices.ContainsFunc(resultsOf(claim, r.DriverName), func(result resourceapi.DeviceRequestAllocationResult) bool {
-		pool, ours := pools.Configured(r.NodeName, result.Pool)
-		return ours && pool == e.Pool && result.Device == e.Name
+	allotted := slices.ContainsFunc(resultsOf(claim, owner.Driver), func(result resourceapi.DeviceRequestAllocationResult) bool {
+		configured, ours := pools.Configured(owner.Node, result.Pool)
+		return ours && configured == pool && result.Device == device
 	})
 	return allotted && slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
-		return c.APIGroup == "" && c.Resource == "pods" && c.UID == e.PodUID
+		return c.APIGroup == "" && c.Resource == "pods"
 	})
+}
+
+// IsHeld implements [attachments.ClaimReader].
+func (w *Writer) IsHeld(ctx context.Context, row *tables.DRAAllocation) (bool, error) {
+	claim, err := w.Client.GetClaim(ctx, row.ClaimNamespace, row.ClaimName)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil && isHeld(claim, row.ClaimUID, w.owner(), row.Pool, row.DeviceName), err
 }
 
 // withClaimsOf adds the claims of the journal's entries to those of pods.

@@ -5,6 +5,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 
@@ -24,6 +25,9 @@ func (h *host) Remember(_ context.Context, dev types.Device, _ types.DeviceConfi
 }
 func (h *host) Note(*tables.DRAAllocation, bool) error { return nil }
 func (h *host) Forget(*tables.DRAAllocation) error     { return nil }
+func (h *host) IsHeld(context.Context, *tables.DRAAllocation) (bool, error) {
+	return false, errors.New("not expected")
+}
 
 // withdrawals are noted as -1 row.
 func (o fakeObserver) Withdraw(claim Ref) { o[claim.UID]-- }
@@ -104,6 +108,11 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "c", state: "Releasing"},
 		{name: "reserved for another pod", claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("q"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, restored: "c", state: "Prepared"},
+		{name: "reserved for nobody", claim: func(id string) *resourceapi.ResourceClaim {
+			c := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+			c.Status.ReservedFor = nil
+			return c
 		}, restored: "c", state: "Releasing"},
 		{name: "given back, with the record still there", empty: true, claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
@@ -189,4 +198,36 @@ func TestRestoreQuarantines(t *testing.T) {
 	r.restorer.Journal = newJournal(t, dir, testDriver)
 	require.NoError(t, r.restorer.Restore(t.Context(), nil))
 	require.Contains(t, r.log.String(), "it is of driver former.example")
+}
+
+// What the API server says of a row's claim.
+func TestIsHeld(t *testing.T) {
+	gone := newClaim("c", forPod("p"), with("net", "a"))
+	gone.Status.Allocation = nil
+	other := newClaim("c", forPod("p"), with("net", "a"))
+	other.UID = "uid-2"
+	idle := newClaim("c", forPod("p"), with("net", "a"))
+	idle.Status.ReservedFor = nil
+	for name, tt := range map[string]struct {
+		api  *fakeAPI
+		want bool
+	}{
+		"held":                 {newFakeAPI(newClaim("c", forPod("p"), with("net", "a"))), true},
+		"another pod's":        {newFakeAPI(newClaim("c", forPod("q"), with("net", "a"))), true},
+		"gone":                 {newFakeAPI(), false},
+		"another of that name": {newFakeAPI(other), false},
+		"deallocated":          {newFakeAPI(gone), false},
+		"another device":       {newFakeAPI(newClaim("c", forPod("p"), with("net", "b"))), false},
+		"reserved for nobody":  {newFakeAPI(idle), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := NewWriter(WriterParams{Client: tt.api, DriverName: testDriver, NodeName: testNode})
+			held, err := w.IsHeld(t.Context(), preparedRow("a"))
+			require.NoError(t, err)
+			require.Equal(t, tt.want, held)
+			tt.api.fail = func(string, string) error { return errors.New("connection refused") }
+			_, err = w.IsHeld(t.Context(), preparedRow("a"))
+			require.ErrorContains(t, err, "connection refused")
+		})
+	}
 }
