@@ -89,7 +89,7 @@ func TestNamespaceGone(t *testing.T) {
 		done
 		[ $killed -ge 2 ]
 		umount %[1]s
-		rm %[1]s`, netns))
+		rm -f %[1]s`, netns))
 	e.eventually("VFs on the host under the pod's names", func() string {
 		links := e.links(e.node.Name())
 		if !slices.Contains(links, "sriov0") || !slices.Contains(links, "sriov1") {

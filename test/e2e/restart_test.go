@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -125,6 +126,14 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 		pod.Annotations = map[string]string{"required-plugins.noderesource.dev": "[networkdriver]"}
 	})
 	prepared(4)
+	// Kubelet has the answers too: what it asks again for would need the agent.
+	e.eventually("kubelet's checkpoint", func() string {
+		devices := strings.Fields(e.onNode(n, `grep -o 'DeviceName[^,]*dummy[0-9]*' /var/lib/kubelet/dra_manager_state | sort -u || true`))
+		if len(devices) != 3 {
+			return fmt.Sprint(devices)
+		}
+		return ""
+	})
 	e.killAgent(n)
 	resume()
 	e.running("dummy")
