@@ -112,7 +112,11 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath})
+	boot := strings.TrimSpace(string(bootID))
+	book := journal.New(journal.Params{
+		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
+	})
+	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, Debts: book})
 	events := newPodEvents(p.Clientset, p.Config.NodeName)
 	outside, err := attachments.NewOutside(mover, events)
 	if err != nil {
@@ -122,10 +126,6 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	if err != nil {
 		return nil, err
 	}
-	boot := strings.TrimSpace(string(bootID))
-	book := journal.New(journal.Params{
-		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
-	})
 	outside.Journal = book
 	room := attachments.New(p.Logger, p.DB, allocations, outside, moveMetrics)
 	hooks := nri.NewHooks(room, p.Logger)

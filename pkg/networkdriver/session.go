@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -88,6 +89,7 @@ type session struct {
 	// otherAgent says what there is to say of another agent on the node.
 	otherAgent *notice
 	room       *attachments.Room
+	mover      *podnet.Mover
 	listPods   func(context.Context) ([]*corev1.Pod, error)
 	restorer   *claims.Restorer
 }
@@ -100,6 +102,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		configs: managerConfigs{changed: make(chan struct{})},
 		journal: d.journal, otherAgent: newNotice(),
 		room:     d.room,
+		mover:    d.mover,
 		listPods: d.listPods,
 	}
 	d.journal.DriverName = spec.DriverName
@@ -205,6 +208,11 @@ func (s *session) restore(ctx context.Context, health cell.Health) error {
 	if err := s.journal.Open(); err != nil {
 		return err
 	}
+	debts, err := s.journal.Debts()
+	if err != nil {
+		return err
+	}
+	s.mover.Owe(debts)
 	pods, err := s.listPods(ctx)
 	if err != nil {
 		return err

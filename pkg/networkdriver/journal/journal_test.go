@@ -16,8 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 type device struct {
@@ -140,6 +142,37 @@ func TestRefusedEntries(t *testing.T) {
 
 	require.NoError(t, os.Chmod(dir, 0o777))
 	require.ErrorContains(t, j.Open(), "nobody else may write to")
+}
+
+func TestDebts(t *testing.T) {
+	dir := t.TempDir()
+	log := &testenv.LogBuffer{}
+	j := open(t, dir, "boot", slog.New(slog.NewTextHandler(log, nil)))
+	a := podnet.Debt{Device: "a", Link: nic.PCI("0000:03:00.1"), Name: "ens1f0v0", AltNames: []string{"enp3s0f0v0"}}
+	b := podnet.Debt{Device: "b", Link: nic.PCI("0000:03:00.2"), Name: "ens1f0v1", Settled: true}
+	require.NoError(t, j.SaveDebt(a))
+	require.NoError(t, j.SaveDebt(b))
+	debts, err := j.Debts()
+	require.NoError(t, err)
+	require.Equal(t, []podnet.Debt{a, b}, debts)
+	require.Empty(t, open(t, dir, "boot", j.Logger).Entries(), "no entries")
+	for _, bad := range []podnet.Debt{{}, {Device: "../a", Link: a.Link, Name: "x"}, {Device: "a", Name: "x"}, {Device: "a", Link: a.Link, Name: "a/b"}} {
+		require.Error(t, j.SaveDebt(bad))
+	}
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.names"), []byte("{"), 0o600))
+	require.NoError(t, os.Rename(filepath.Join(dir, "b.names"), filepath.Join(dir, "c.names")))
+	debts, err = j.Debts()
+	require.NoError(t, err)
+	require.Empty(t, debts)
+	require.Equal(t, 2, log.Count("cannot be read"))
+
+	require.NoError(t, j.SaveDebt(a))
+	next := open(t, dir, "next boot", j.Logger)
+	debts, err = next.Debts()
+	require.NoError(t, err)
+	require.Empty(t, debts)
+	require.NoFileExists(t, filepath.Join(dir, "a.names"))
 }
 
 func FuzzDecode(f *testing.F) {

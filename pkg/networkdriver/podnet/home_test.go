@@ -158,6 +158,47 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	f.host.requireHome(dev)
 }
 
+// kept are the debts that outlive the agent, by device.
+type kept map[string]Debt
+
+func (k kept) SaveDebt(d Debt) error {
+	k[d.Device] = d
+	return nil
+}
+
+// A link is owed its names by the next life of the agent too, which knows the device by its stand-in.
+func TestNamesAreOwedAfterARestart(t *testing.T) {
+	for _, freed := range []string{"while the agent is away", "before"} {
+		t.Run(freed, func(t *testing.T) {
+			f := setup(t)
+			debts := kept{}
+			f.cfg.Debts = debts
+			dev := f.host.addLink("v0")
+			require.NoError(t, f.host.LinkAddAltName(f.host.link("v0"), "alt0"))
+			dev = f.host.prepared(dev, "v0")
+			_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+			require.NoError(t, err)
+			f.host.addLink("v0")
+			require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+			require.Equal(t, Debt{Device: dev.IfName(), Link: dev.Link(), Name: "v0", AltNames: []string{"alt0"}}, debts[dev.IfName()])
+
+			second := f.host.prepared(dev, f.host.standIn())
+			_, err = f.Attach(f.ctx, f.pod.path, second, "net1")
+			require.NoError(t, err)
+			require.NoError(t, f.host.LinkDel(f.host.link("v0")))
+			if freed == "before" {
+				require.NoError(t, f.Repair(f.ctx))
+				require.True(t, debts[dev.IfName()].Settled, "it is in a pod")
+			}
+			f.misnamed = map[nic.Identity]debt{}
+			f.Owe([]Debt{debts[dev.IfName()]})
+			require.NoError(t, f.Detach(f.ctx, f.pod.path, second))
+			f.host.requireHome(dev)
+			require.True(t, debts[dev.IfName()].Settled)
+		})
+	}
+}
+
 func TestRepairGivesNamesBack(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")

@@ -27,6 +27,48 @@ type debt struct {
 	settled bool
 }
 
+// Debt is names that a link on the host is owed, since others had taken them when it came home.
+type Debt struct {
+	// Device is the device's name, and Link how its link is recognised.
+	Device string       `json:"device"`
+	Link   nic.Identity `json:"link"`
+	// Name and AltNames are what it is to be called.
+	Name     string   `json:"name"`
+	AltNames []string `json:"altNames,omitempty"`
+	// Settled is true when it has them, or is in a pod again, whose record may have the stand-in for its name.
+	Settled bool `json:"settled"`
+}
+
+// Debts keeps which names links are owed for the next life of the agent.
+type Debts interface {
+	SaveDebt(Debt) error
+}
+
+// Owe takes over the debts of an earlier life.
+func (m *Mover) Owe(debts []Debt) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range debts {
+		to := home{device: d.Device, id: d.Link, want: nic.State{Name: d.Name, AltNames: d.AltNames}}
+		m.misnamed[d.Link] = debt{home: to, settled: d.Settled}
+	}
+}
+
+// owe notes a debt, for this life and the next. It needs the lock.
+func (m *Mover) owe(d debt) {
+	before, known := m.misnamed[d.id]
+	m.misnamed[d.id] = d
+	same := known && before.settled == d.settled && before.want.Name == d.want.Name && slices.Equal(before.want.AltNames, d.want.AltNames)
+	if same || m.cfg.Debts == nil {
+		return
+	}
+	err := m.cfg.Debts.SaveDebt(Debt{Device: d.device, Link: d.id, Name: d.want.Name, AltNames: d.want.AltNames, Settled: d.settled})
+	if err != nil {
+		m.log.Warn("Names that a link is owed could not be kept; if the agent is started again it keeps the one that it has",
+			"device", d.device, "interface", d.want.Name, "error", err)
+	}
+}
+
 // homeOf returns the home with a state, but for the names that the link is still owed.
 func (m *Mover) homeOf(device string, id nic.Identity, want nic.State) home {
 	m.mu.Lock()
@@ -45,14 +87,14 @@ func (m *Mover) noteNames(to home, taken []string) {
 	known = known && !owed.settled
 	switch {
 	case len(taken) > 0:
-		m.misnamed[to.id] = debt{home: to}
+		m.owe(debt{home: to})
 		if !known {
 			m.log.Warn("The link is home, but other links have taken names of it; it gets them when they are free",
 				"device", to.device, "taken", taken)
 		}
 	case known:
 		owed.settled = true
-		m.misnamed[to.id] = owed
+		m.owe(owed)
 		m.log.Info("The link has its names on the host again", "device", to.device, "interface", to.want.Name)
 	}
 }
@@ -105,7 +147,7 @@ func (m *Mover) repair(host *nic.Place, to home) error {
 		// In a pod, from where Detach gives it its names, or gone.
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.misnamed[to.id] = debt{home: to, settled: true}
+		m.owe(debt{home: to, settled: true})
 		return nil
 	}
 	names := nic.Read(link)

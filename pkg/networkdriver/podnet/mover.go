@@ -54,6 +54,8 @@ type Config struct {
 	HostNetNS string
 	// Sysfs is the mount point of a sysfs that shows HostNetNS. Empty: /sys.
 	Sysfs string
+	// Debts, which may be nil, keeps which names links are owed.
+	Debts Debts
 }
 
 // Mover moves links. Different devices may be moved at the same time; calls for one device are for the caller to put
