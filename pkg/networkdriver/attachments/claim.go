@@ -78,7 +78,13 @@ func (c *Claim) giveBack(ctx context.Context, stale []*tables.DRAAllocation) err
 func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 	var rows, done []*tables.DRAAllocation
 	for _, row := range plan.Keep {
-		rows = append(rows, row.With(func(r *tables.DRAAllocation) { r.Releasing = false }))
+		kept := row.With(func(r *tables.DRAAllocation) { r.Releasing = false })
+		if row.Releasing {
+			if err := c.room.world.Note(kept, true); err != nil {
+				return err
+			}
+		}
+		rows = append(rows, kept)
 	}
 	for _, row := range plan.SetUp {
 		prepared, err := c.room.setUp(ctx, row)

@@ -70,6 +70,20 @@ func TestJournalCannotBeWritten(t *testing.T) {
 	require.Empty(t, f.world.noted)
 }
 
+// A device that could not be given back, and is prepared again where it is, is to stay.
+func TestKeptDeviceIsSettled(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "a", 1)
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
+	f.world.fail["detach a"] = errors.New("busy")
+	require.Error(t, f.release(t.Context(), "pod"))
+	require.Equal(t, map[string]bool{"a": false}, f.world.noted)
+	claim := f.lock()
+	require.NoError(t, claim.Prepare(t.Context(), Plan{Claim: ref, Keep: claim.Rows()}))
+	require.False(t, f.row("a").Releasing)
+	require.Equal(t, map[string]bool{"a": true}, f.world.noted)
+}
+
 // A device that was freed and that the journal still has keeps its row, so that it is not given to another claim whose
 // entry would be the former one's.
 func TestEntryThatStays(t *testing.T) {

@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/statedb"
@@ -29,8 +32,8 @@ func (h *host) IsHeld(context.Context, *tables.DRAAllocation) (bool, error) {
 	return false, errors.New("not expected")
 }
 
-// withdrawals are noted as -1 row.
-func (o fakeObserver) Withdraw(claim Ref) { o[claim.UID]-- }
+// Withdraw counts under a name of its own.
+func (o fakeObserver) Withdraw(claim Ref) { o["withdrawn "+claim.UID]++ }
 
 // newJournal opens the journal in the directory.
 func newJournal(t testing.TB, dir, driver string) *journal.Journal {
@@ -119,13 +122,13 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, withdrawn: true, logs: "its record does not count any more"},
 		{name: "the journal is lost", empty: true, claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("another", as)))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "a former version of the agent", empty: true, claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("", as)))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "another claim since, by an agent without a journal", claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("", as)))
-		}, restored: "d", state: "Prepared", logs: "Journal entry of a device is dropped"},
+		}, restored: "d", state: "Prepared", withdrawn: true, logs: "Journal entry of a device is dropped"},
 		{name: "another claim's record that was rolled back", claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
 		}, restored: "c", state: "Releasing", withdrawn: true},
@@ -165,8 +168,8 @@ func TestRestoreFromTheJournal(t *testing.T) {
 				require.Equal(t, row.ClaimUID, j.Entries()[0].ClaimUID, "every row has its entry")
 			}
 			withdrawn := false
-			for _, n := range r.observed {
-				withdrawn = withdrawn || n < 0
+			for uid := range r.observed {
+				withdrawn = withdrawn || strings.HasPrefix(string(uid), "withdrawn ")
 			}
 			require.Equal(t, tt.withdrawn, withdrawn)
 			require.Contains(t, r.log.String(), tt.logs)
@@ -198,6 +201,20 @@ func TestRestoreQuarantines(t *testing.T) {
 	r.restorer.Journal = newJournal(t, dir, testDriver)
 	require.NoError(t, r.restorer.Restore(t.Context(), nil))
 	require.Contains(t, r.log.String(), "it is of driver former.example")
+}
+
+// A record tells what an entry was that cannot be read.
+func TestRecordMendsTheJournal(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.json"), []byte("{"), 0o600))
+	j := newJournal(t, dir, testDriver)
+	require.NotEmpty(t, j.Entries()[0].Quarantine)
+	record := changed(func(r *types.Record) { r.Journal = j.ID() })
+	r := newRestored(t, newFakeAPI(newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", record))))
+	r.restorer.Journal = j
+	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+	require.Len(t, r.rows(), 1)
+	require.Empty(t, newJournal(t, dir, testDriver).Entries()[0].Quarantine)
 }
 
 // What the API server says of a row's claim.

@@ -36,7 +36,7 @@ const readers = 8
 // Observer is told what a claim's status says at a restart, and which rows came of it.
 type Observer interface {
 	Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation)
-	// Withdraw is [attachments.StatusWriter]'s.
+	// Withdraw is [attachments.StatusWriter]'s: it has the status say what the rows say, and nothing else.
 	Withdraw(claim Ref)
 }
 
@@ -124,24 +124,31 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 
 	holders := map[string]*tables.DRAAllocation{}
 	var rows []*tables.DRAAllocation
+	var outdated []Ref // claims whose status has to be written anew
 	for _, c := range claims {
 		first := len(rows)
-		for _, row := range r.rowsOf(c, journaled) {
+		proved, upToDate := r.rowsOf(c, journaled)
+		for _, row := range proved {
 			key := tables.AllocationKey(row.Pool, row.DeviceName)
 			if other := holders[key]; other != nil {
 				r.Logger.Warn("Device is recorded for two claims and restored for the older one only", "device", row.DeviceName, "pool", row.Pool,
 					"claim", other.Claim(), "pod", other.Pod(), "otherClaim", row.Claim(), "otherPod", row.Pod())
 				continue
 			}
-			if err := r.claimEntry(row, journaled); err != nil {
+			noted, err := r.claimEntry(row, journaled)
+			if err != nil {
 				return err
 			}
+			upToDate = upToDate && noted
 			holders[key] = row
 			rows = append(rows, row)
 		}
 		// Before the rows can be seen, so that whoever watches them does not write back what was just read.
 		if len(rows) > first {
 			r.Observer.Observe(c.object, rows[first:])
+		}
+		if !upToDate {
+			outdated = append(outdated, RefOf(c.object))
 		}
 	}
 	for _, row := range journaled {
@@ -157,6 +164,9 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	}
 	if err := r.Room.Restore(rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
+	}
+	for _, claim := range outdated { // now that its rows are there
+		r.Observer.Withdraw(claim)
 	}
 	r.Logger.Info("Prepared devices restored", "devices", len(rows), "claims", len(claims), "pods", len(pods))
 	return nil
@@ -244,31 +254,32 @@ func (r *Restorer) read(ctx context.Context, c *podClaim) (*resourceapi.Resource
 }
 
 // claimEntry makes the journal's entry of a device the row's. Another claim's is dropped: an agent that has no journal
-// was here meanwhile.
-func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*tables.DRAAllocation) error {
+// was here meanwhile. noted says whether there was an entry, and so the record names the journal.
+func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*tables.DRAAllocation) (noted bool, err error) {
 	if other := journaled[row.DeviceName]; other != nil && other.ClaimUID != row.ClaimUID {
 		r.Logger.Warn("Journal entry of a device is dropped: another agent has prepared the device for another claim since",
 			"device", row.DeviceName, "claim", row.Claim(), "pod", row.Pod(), "otherClaim", other.Claim(), "otherPod", other.Pod())
 		delete(journaled, row.DeviceName)
 		if err := r.Journal.Forget(other); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if journaled[row.DeviceName] != nil {
 		delete(journaled, row.DeviceName)
-		return nil
+		return true, nil
 	}
-	return r.Journal.Note(row, !row.Releasing)
+	return false, r.Journal.Note(row, !row.Releasing)
 }
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What
-// the journal has to be given back is not among them.
-func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocation) []*tables.DRAAllocation {
+// the journal has to be given back is not among them. upToDate is false when there is a record of what was given back.
+func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool) {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
+	upToDate = true
 	if !r.isHere(claim) {
-		return nil
+		return nil, upToDate
 	}
 	configs, configErr := ResolveConfigs(claim, r.DriverName)
 
@@ -278,7 +289,6 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 			entries[entry.Pool+"/"+entry.Device] = &claim.Status.Devices[i]
 		}
 	}
-	var rows []*tables.DRAAllocation
 	for i, result := range results {
 		pool, ours := pools.Configured(r.NodeName, result.Pool)
 		entry := entries[result.Pool+"/"+result.Device]
@@ -304,7 +314,7 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		switch {
 		case errors.Is(err, errGivenBack):
 			log.Info("Device was given back, its record does not count any more", "device", result.Device)
-			r.Observer.Withdraw(RefOf(claim))
+			upToDate = false
 			c.givenBack = true
 			continue
 		case errors.As(err, &otherBootError{}):
@@ -326,7 +336,7 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 	for _, entry := range entries {
 		log.Warn("Record of a device that the claim is not allocated is ignored", "device", entry.Device, "pool", entry.Pool)
 	}
-	return rows
+	return rows, upToDate
 }
 
 // otherBootError is a record of a device that was set up before the node was booted.

@@ -108,7 +108,7 @@ func TestRestore(t *testing.T) {
 		Pool: "pool", PodUID: "uid-p", ClaimUID: "uid-c", Config: types.DeviceConfig{PodIfName: "net1", Vlan: vlan(5)},
 		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net", Held: true,
 	}}, r.rows())
-	require.Equal(t, fakeObserver{"uid-c": 1}, r.observed)
+	require.Equal(t, fakeObserver{"uid-c": 1, "withdrawn uid-c": 1}, r.observed, "a record of a former version is written anew")
 	require.Zero(t, r.log.Count("level=WARN"), r.log.String())
 	require.Empty(t, r.host.takeCalls(), "a restore touches nothing")
 }
@@ -313,7 +313,7 @@ func TestRestoreOneDeviceTwice(t *testing.T) {
 	require.Len(t, r.rows(), 1)
 	require.Equal(t, "zzz", r.rows()[0].ClaimName, "the older claim has it")
 	require.Contains(t, r.log.String(), "recorded for two claims")
-	require.Equal(t, fakeObserver{"uid-zzz": 1}, r.observed)
+	require.Equal(t, fakeObserver{"uid-zzz": 1, "withdrawn uid-zzz": 1}, r.observed)
 
 	r = newRestored(t, newFakeAPI(made("one", old), made("two", young, otherPool)))
 	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "one", "two")}))
