@@ -173,6 +173,29 @@ func TestPodDeletedWhileAgentIsAway(t *testing.T) {
 	e.noAllocations(n)
 }
 
+// TestPodDeletedByForceWhileAgentIsAway: the API forgets pod and claim at once, and with them the records. The node's
+// journal tells what is to be given back, and as what.
+func TestPodDeletedByForceWhileAgentIsAway(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node
+	e.offerBoth(n)
+	before := e.hostState(n)
+	e.pod("vf", n.Name(), "vf")
+	e.pod("dummy", n.Name(), "dummy")
+	e.running("vf", "dummy")
+	e.killAgent(n)
+	now := int64(0)
+	for _, pod := range []string{"vf", "dummy"} {
+		require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	}
+	e.gone("vf", "dummy")
+	e.eventually("containers", func() string { return e.onNode(n, "ls /run/containerd/io.containerd.runtime.v2.task/k8s.io") })
+	e.startAgent(n)
+	e.noAllocations(n)
+	require.Empty(e, cmp.Diff(before, e.hostState(n)))
+	require.Empty(e, e.onNode(n, "ls /run/cilium/networkdriver | grep json || true"))
+}
+
 // gone waits until pods that have been deleted are gone.
 func (e *T) gone(names ...string) {
 	e.Helper()
@@ -209,8 +232,8 @@ func TestRuntimeRestart(t *testing.T) {
 	e.noAllocations(n)
 }
 
-// TestUnreadableRecord spoils the record of one device while the agent is away: the agent says so, leaves that device
-// to its pod, and restores the other.
+// TestUnreadableRecord spoils the record of one device while the agent is away: the node's journal knows better, both
+// devices are restored, and the record is mended.
 func TestUnreadableRecord(t *testing.T) {
 	e := start(t)
 	n := e.node
@@ -221,7 +244,8 @@ func TestUnreadableRecord(t *testing.T) {
 	e.pod("bad", e.node.Name(), "dummy")
 	e.pod("good", e.node.Name(), "dummy")
 	e.running("bad", "good")
-	bad, good := e.claimOf("bad"), e.claimOf("good")
+	bad := e.claimOf("bad")
+	record := string(bad.Status.Devices[0].Data.Raw)
 	rows := e.allocations(n)
 	require.Len(e, rows, 2)
 
@@ -233,10 +257,10 @@ func TestUnreadableRecord(t *testing.T) {
 
 	m := e.mark(n, deploy.Agent)
 	e.startAgent(n)
-	e.logSays(m, "level=WARN", bad.Name, "device="+bad.Status.Devices[0].Device, "left to its pod")
-	left := e.allocations(n)
-	require.Len(e, left, 1)
-	require.Equal(e, string(good.UID), left[0].ClaimUID)
+	e.logSays(m, "Prepared devices restored", "devices=2")
+	e.eventually("record of "+bad.Name, func() string {
+		return cmp.Diff(record, string(e.claimOf("bad").Status.Devices[0].Data.Raw))
+	})
 	require.Equal(e, link, e.mustInPod("bad", "ip -o link show dum0"))
 
 	e.deletePods("bad", "good")

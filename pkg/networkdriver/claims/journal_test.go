@@ -81,20 +81,20 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "c", state: "Prepared"},
 		{name: "without a record", claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "garbage in the record", claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", `{"version":`))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "the record of a later version", claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", changed(func(r *types.Record) { r.Version = 9 })))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "Setup was never answered", unsettled: true, claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
 		}, restored: "c", state: "Releasing"},
 		{name: "the claim is gone", restored: "c", state: "Releasing", logs: "left over"},
 		{name: "pod and claim are gone", noPod: true, restored: "c", state: "Releasing"},
-		{name: "the pod is gone, the claim still reserved for it", noPod: true, claim: func(string) *resourceapi.ResourceClaim {
-			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
+		{name: "the pod is gone, the claim still reserved for it", noPod: true, claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
 		}, restored: "c", state: "Prepared"},
 		{name: "another claim of that name", claim: func(string) *resourceapi.ResourceClaim {
 			c := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))

@@ -272,7 +272,7 @@ func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*t
 }
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What
-// the journal has to be given back is not among them. upToDate is false when there is a record of what was given back.
+// the journal has to be given back is not among them. upToDate is false when the claim's status has other records than it should.
 func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool) {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
@@ -302,6 +302,7 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 			if !noted.Releasing {
 				noted.Held = true // whether it was in the pod is not known
 				rows = append(rows, noted)
+				upToDate = upToDate && r.namesJournal(entry)
 			}
 			continue
 		}
@@ -337,6 +338,15 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		log.Warn("Record of a device that the claim is not allocated is ignored", "device", entry.Device, "pool", entry.Pool)
 	}
 	return rows, upToDate
+}
+
+// namesJournal says whether the entry, which may be nil, has a record that names the journal.
+func (r *Restorer) namesJournal(entry *resourceapi.AllocatedDeviceStatus) bool {
+	if entry == nil || entry.Data == nil {
+		return false
+	}
+	record, err := types.DecodeRecord(entry.Data.Raw)
+	return err == nil && record.Journal == r.Journal.ID()
 }
 
 // otherBootError is a record of a device that was set up before the node was booted.
