@@ -186,6 +186,9 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 		if other.ClaimUID != row.ClaimUID {
 			c.room.log.Warn("Device is left as it is, since another claim has it too", "device", row.DeviceName,
 				"claim", row.Claim(), "pod", row.Pod(), "otherClaim", other.Claim(), "otherPod", other.Pod())
+			if err := c.room.world.Note(other, !other.Releasing); err != nil {
+				return err
+			}
 			return c.room.update(remove(row))
 		}
 	}

@@ -324,6 +324,27 @@ func killOneAtATime(t *testing.T, call int, after, lost, gone bool) (killed bool
 	return true
 }
 
+// A device that two claims have is left to the other one, and so is its entry.
+func TestEntryGoesToTheOtherClaim(t *testing.T) {
+	node := &node{vlan: map[string]int{"a": 1001}, place: map[string]string{}, dir: t.TempDir()}
+	room := node.start(t)
+	mine := &tables.DRAAllocation{
+		DeviceName: "a", Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: newVF("a", new(0)), Pool: "pool", PodUID: "pod",
+		ClaimUID: ref.UID, ClaimNamespace: ref.Namespace, ClaimName: ref.Name, PodName: "pod", Request: "net",
+	}
+	other := mine.With(func(r *tables.DRAAllocation) { r.Pool, r.ClaimUID = "pool2", "other" })
+	require.NoError(t, room.update(put(mine), put(other)))
+	require.NoError(t, room.world.Note(mine, true))
+	claim, err := room.Lock(t.Context(), ref.UID)
+	require.NoError(t, err)
+	defer claim.Unlock()
+	require.NoError(t, claim.Release(t.Context()))
+	entries := room.world.(life).Entries()
+	require.Len(t, entries, 1)
+	require.Equal(t, other.ClaimUID, entries[0].ClaimUID)
+	require.Equal(t, 1001, node.vlan["a"])
+}
+
 // live prepares, attaches and releases, and returns whether the agent was killed meanwhile.
 func (n *node) live(t *testing.T, room *Room, vlan int) (killed bool) {
 	defer func() {
