@@ -154,7 +154,13 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			for i, row := range rows {
 				prepared[i] = row.PreparedDevice
 			}
-			sriov.Reclaim(s.log, nicowner.Default, prepared)
+			var quarantined []string
+			for _, e := range s.journal.Entries() {
+				if e.Quarantine != "" {
+					quarantined = append(quarantined, e.Name)
+				}
+			}
+			sriov.Reclaim(s.log, nicowner.Default, prepared, quarantined)
 		},
 	})
 	return s

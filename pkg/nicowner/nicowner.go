@@ -14,12 +14,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
 // Default is the directory of the node's owners.
 const Default Dir = "/run/cilium/networkdriver/nics"
 
-const suffix = ".json"
+const (
+	suffix = ".json"
+	// maxSize is far beyond what an owner needs.
+	maxSize = 64 << 10
+)
 
 // Dir is a directory with a file for each NIC that has an owner. NICs go by a key that all programs have for them.
 //
@@ -58,7 +64,7 @@ func (d Dir) Claim(key string, by Owner) (first bool, err error) {
 }
 
 func (d Dir) claim(key string, by Owner, data []byte) (first bool, err error) {
-	if err := os.MkdirAll(string(d), 0o700); err != nil {
+	if err := statedir.Make(string(d)); err != nil {
 		return false, err
 	}
 	// A file gets its name when it is complete.
@@ -103,7 +109,7 @@ func (d Dir) Release(key, program string) error {
 
 // Owner returns who has a NIC, nil if nobody has.
 func (d Dir) Owner(key string) (*Owner, error) {
-	data, err := os.ReadFile(d.path(key))
+	data, err := statedir.Read(d.path(key), maxSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -126,6 +126,7 @@ func TestEnsure(t *testing.T) {
 	ensure()
 	require.Empty(t, f.row("waiting").Error)
 	require.Equal(t, 107, f.row("waiting").PreparedDevice.Link().Index, "what Setup returned is in the row")
+	require.Equal(t, 107, f.world.notedIndex, "and in the journal")
 }
 
 // The link of a VF that was made anew is on the host while its row says that it is in the pod.

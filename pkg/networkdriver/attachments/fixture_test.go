@@ -67,7 +67,9 @@ type fakeWorld struct {
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	noted     map[string]bool          // settled, by device of the journal
-	now       time.Time
+	// notedIndex is the link's index in the last entry.
+	notedIndex int
+	now        time.Time
 	// unheld are claims that are nobody's, reads counts how often claims were read, and duringRead is what happens then.
 	unheld     map[kubetypes.UID]bool
 	reads      int

@@ -19,7 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -37,6 +39,7 @@ func (w *fakeWorld) Note(row *tables.DRAAllocation, settled bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.noted[row.DeviceName] = settled
+	w.notedIndex = row.PreparedDevice.Link().Index
 	return nil
 }
 
@@ -189,9 +192,22 @@ func (l life) Detach(_ context.Context, _ string, dev types.Device) error {
 	return l.step(func() error { l.place[dev.IfName()] = ""; return nil })
 }
 
-func (l life) Find(_ context.Context, netns string, dev types.Device) (*types.Attachment, bool, error) {
-	return &types.Attachment{}, l.place[dev.IfName()] == netns, nil
+func (l life) Where(_ context.Context, netns string, dev types.Device) (podnet.Sighting, error) {
+	if l.place[dev.IfName()] == netns {
+		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{}}, nil
+	}
+	return podnet.Sighting{Place: podnet.OnHost}, nil
 }
+
+func (l life) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
+	return make([]error, len(rows))
+}
+
+func (l life) OpenGate(kubetypes.UID, string, []string) error  { return nil }
+func (l life) CloseGate(kubetypes.UID)                         {}
+func (l life) CloseOtherGates([]kubetypes.UID)                 {}
+func (l life) ReadMarkers(_, _ []string) []cdi.Marker          { return nil }
+func (l life) Warn(Sandbox, string, string)                    {}
 func (l life) CheckNetNS(string) error                         { return nil }
 func (l life) Validate(types.Device, types.DeviceConfig) error { return nil }
 

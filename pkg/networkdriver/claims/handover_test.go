@@ -228,3 +228,17 @@ func TestHandOverAfterRestart(t *testing.T) {
 	require.Equal(t, []string{"return a", "free a", "setup a", "attach a /s2"}, h.host.takeCalls())
 	require.Equal(t, "second", h.row("a").PodName)
 }
+
+// What an earlier life of the agent had taken from the former pod, and not yet given to the next one, is not forgotten.
+func TestHandOverThatTheEndOfTheAgentInterrupted(t *testing.T) {
+	h := newHandedOver(t, "a")
+	claim := newClaim("c", with("net", "a"), forPod("second"))
+	h.set(claim)
+	h.Owe(RefOf(claim))
+	h.wait(5)
+	require.Empty(t, h.host.takeCalls(), "there is no sandbox")
+	h.host.run("second", "s2")
+	h.wait(11)
+	require.Equal(t, []string{"setup a", "attach a /s2"}, h.host.takeCalls())
+	require.Equal(t, "second", h.row("a").PodName)
+}

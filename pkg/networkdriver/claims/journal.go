@@ -100,7 +100,7 @@ func isHeld(claim *resourceapi.ResourceClaim, uid kubetypes.UID, owner Owner, po
 
 // IsHeld implements [attachments.ClaimReader].
 func (w *Writer) IsHeld(ctx context.Context, row *tables.DRAAllocation) (bool, error) {
-	claim, err := w.Client.GetClaim(ctx, row.ClaimNamespace, row.ClaimName)
+	claim, err := w.Background.GetClaim(ctx, row.ClaimNamespace, row.ClaimName)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

@@ -74,6 +74,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		restored  string
 		state     string
 		withdrawn bool
+		owed      bool
 		logs      string
 	}{
 		{name: "recorded", claim: func(id string) *resourceapi.ResourceClaim {
@@ -90,7 +91,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "c", state: "Prepared", withdrawn: true},
 		{name: "Setup was never answered", unsettled: true, claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
-		}, restored: "c", state: "Releasing"},
+		}, restored: "c", state: "Releasing", owed: true},
 		{name: "the claim is gone", restored: "c", state: "Releasing", logs: "left over"},
 		{name: "pod and claim are gone", noPod: true, restored: "c", state: "Releasing"},
 		{name: "the pod is gone, the claim still reserved for it", noPod: true, claim: func(id string) *resourceapi.ResourceClaim {
@@ -119,7 +120,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "c", state: "Releasing"},
 		{name: "given back, with the record still there", empty: true, claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
-		}, withdrawn: true, logs: "its record does not count any more"},
+		}, withdrawn: true, owed: true, logs: "its record does not count any more"},
 		{name: "the journal is lost", empty: true, claim: func(string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled("another", as)))
 		}, restored: "c", state: "Prepared", withdrawn: true},
@@ -131,7 +132,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "d", state: "Prepared", withdrawn: true, logs: "Journal entry of a device is dropped"},
 		{name: "another claim's record that was rolled back", claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
-		}, restored: "c", state: "Releasing", withdrawn: true},
+		}, restored: "c", state: "Releasing", withdrawn: true, owed: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -152,7 +153,10 @@ func TestRestoreFromTheJournal(t *testing.T) {
 			}
 			r := newRestored(t, api)
 			r.restorer.Journal = j
+			owed := false
+			r.restorer.Owed = func(Ref) { owed = true }
 			require.NoError(t, r.restorer.Restore(t.Context(), pods))
+			require.Equal(t, tt.owed, owed)
 			if tt.restored == "" {
 				require.Empty(t, r.rows())
 			} else {
@@ -163,6 +167,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 				want := preparedRow("a")
 				want.PreparedDevice.(*fakeDevice).host = r.host
 				want.ClaimName, want.ClaimUID, want.Releasing = row.ClaimName, kubetypes.UID("uid-"+row.ClaimName), row.Releasing
+				want.Held = !row.Releasing
 				require.Equal(t, want, row)
 				require.Len(t, j.Entries(), 1)
 				require.Equal(t, row.ClaimUID, j.Entries()[0].ClaimUID, "every row has its entry")

@@ -24,10 +24,13 @@ func (d *Device) disown(owners nicowner.Dir) error {
 	return owners.Release(nic.PCI(d.Addr).Key(), ownerProgram)
 }
 
-// Reclaim makes the driver the owner of the VFs among the devices, and of no others: those that an agent has left which
-// ended in the midst of its work, and those of agents that did not tell yet. No device may be set up or freed meanwhile.
-func Reclaim(log *slog.Logger, owners nicowner.Dir, prepared []types.Device) {
+// Reclaim makes the driver the owner of the VFs among the devices, and leaves those of quarantined devices as they are. It
+// releases all others: an agent that ended in the midst of its work has left them. No device may be set up or freed meanwhile.
+func Reclaim(log *slog.Logger, owners nicowner.Dir, prepared []types.Device, quarantined []string) {
 	keep := map[string]bool{}
+	for _, device := range quarantined {
+		keep[nic.PCI(device).Key()] = true
+	}
 	for _, dev := range prepared {
 		vf, ok := dev.(*Device)
 		if !ok {
@@ -40,7 +43,7 @@ func Reclaim(log *slog.Logger, owners nicowner.Dir, prepared []types.Device) {
 	}
 	owned, err := owners.Owned(ownerProgram)
 	for _, key := range owned {
-		if keep[key] {
+		if keep[key] || keep[nameOf(key)] {
 			continue
 		}
 		if err = owners.Release(key, ownerProgram); err != nil {

@@ -47,11 +47,15 @@ func TestOwnerAfterFailedSetup(t *testing.T) {
 	_, d, _ := discovered(t, node, Params{})
 	refuse := func(int, int, VFSettings) error { return unix.EPERM }
 	node.kernel.setVLAN = refuse
-	_, err := d.Setup(t.Context(), withVLAN(5))
-	require.ErrorIs(t, err, unix.EPERM)
-	owner, err := node.owners.Owner(vf0Key)
+	found, err := d.Remember(t.Context(), withVLAN(5))
 	require.NoError(t, err)
-	require.Nil(t, owner)
+	for _, dev := range []types.Device{d, found} {
+		_, err := dev.Setup(t.Context(), withVLAN(5))
+		require.ErrorIs(t, err, unix.EPERM)
+		owner, err := node.owners.Owner(vf0Key)
+		require.NoError(t, err)
+		require.Nil(t, owner)
+	}
 
 	node.kernel.setVLAN = nil
 	dev, err := d.Setup(t.Context(), withVLAN(5))
@@ -60,7 +64,7 @@ func TestOwnerAfterFailedSetup(t *testing.T) {
 	_, err = dev.Setup(t.Context(), withVLAN(6))
 	require.ErrorIs(t, err, unix.EPERM)
 	require.Error(t, dev.Free(t.Context(), withVLAN(5)))
-	owner, err = node.owners.Owner(vf0Key)
+	owner, err := node.owners.Owner(vf0Key)
 	require.NoError(t, err)
 	require.NotNil(t, owner)
 }
@@ -70,11 +74,12 @@ func TestReclaim(t *testing.T) {
 	node := newNode(t)
 	_, d, _ := discovered(t, node, Params{})
 	require.NoError(t, node.claim("pci-0000:03:10.7", nicowner.Owner{Program: ownerProgram, For: "left over"}))
+	require.NoError(t, node.claim("pci-0000:03:10.6", nicowner.Owner{Program: ownerProgram, For: "a device that cannot be undone"}))
 	require.NoError(t, node.claim("pci-0000:04:00.0", nicowner.Owner{Program: "amd-host-device", For: "x"}))
-	Reclaim(slog.New(slog.DiscardHandler), node.owners, []types.Device{d})
+	Reclaim(slog.New(slog.DiscardHandler), node.owners, []types.Device{d}, []string{"0000-03-10-6"})
 	keys, err := node.owners.Owned(ownerProgram)
 	require.NoError(t, err)
-	require.Equal(t, []string{vf0Key}, keys)
+	require.ElementsMatch(t, []string{vf0Key, "pci-0000:03:10.6"}, keys)
 	keys, err = node.owners.Owned("amd-host-device")
 	require.NoError(t, err)
 	require.Equal(t, []string{"pci-0000:04:00.0"}, keys)
