@@ -177,6 +177,10 @@ var _ types.Rememberer = (*Device)(nil)
 
 // Remember implements [types.Rememberer].
 func (d *Device) Remember(ctx context.Context, cfg types.DeviceConfig) (types.Device, error) {
+	err := d.refuseTaken(d.manager.owners)
+	if err != nil {
+		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)
+	}
 	found, err := d.manager.remember(ctx, d, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("set up VF %s: %w", d.Addr, err)

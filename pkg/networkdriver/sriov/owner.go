@@ -20,6 +20,16 @@ func (d *Device) own(owners nicowner.Dir) (first bool, err error) {
 	return owners.Claim(nic.PCI(d.Addr).Key(), nicowner.Owner{Program: ownerProgram, For: "a claim that has device " + d.IfName()})
 }
 
+// refuseTaken says that another program has the VF, before anything else that is then not as it should be.
+func (d *Device) refuseTaken(owners nicowner.Dir) error {
+	key := nic.PCI(d.Addr).Key()
+	owner, err := owners.Owner(key)
+	if err == nil && owner != nil && owner.Program != ownerProgram {
+		err = fmt.Errorf("take NIC %s for %s: %w", key, ownerProgram, &nicowner.TakenError{Key: key, Owner: *owner})
+	}
+	return err
+}
+
 func (d *Device) disown(owners nicowner.Dir) error {
 	return owners.Release(nic.PCI(d.Addr).Key(), ownerProgram)
 }

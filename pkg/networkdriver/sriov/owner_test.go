@@ -32,6 +32,8 @@ func TestOwnerOfVF(t *testing.T) {
 	require.ErrorContains(t, err, "set up VF 0000:03:10.0: ")
 	require.ErrorContains(t, err, "amd-host-device has it for interface net1 of container c1")
 	require.Empty(t, node.kernel.changes)
+	_, err = d.Remember(t.Context(), withVLAN(5))
+	require.ErrorContains(t, err, "set up VF 0000:03:10.0: take NIC pci-0000:03:10.0 for cilium-agent: NIC pci-0000:03:10.0 is taken: amd-host-device has it")
 	require.NoError(t, node.owners.Release(vf0Key, cni.Program))
 
 	dev, err := d.Setup(t.Context(), withVLAN(5))
