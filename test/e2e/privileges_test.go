@@ -37,6 +37,7 @@ var privileges = []privilege{
 	{name: "kubelet-plugins", drop: mount("kubelet-plugins"), log: `/plugins.*read-only file system`},
 	{name: "kubelet-registry", drop: mount("kubelet-registry"), log: `plugins_registry.*(read-only file system|no such file)`},
 	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},
+	{name: "cdi", drop: mount("cdi"), pod: `CDI spec files?: .*read-only file system`},
 	{name: "netns", drop: mount("netns"), pod: `network namespace .* of the pod is gone`},
 	{name: "sys-devices", drop: mount("sys-devices"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},

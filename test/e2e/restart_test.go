@@ -89,8 +89,8 @@ func TestAgentRestart(t *testing.T) {
 
 // TestAgentDiesBeforeSandbox kills the agent between Prepare and the start of the pod's sandbox. Once it is back before
 // the sandbox has started, so that it finds the restored row (containerd takes in no plugin while it makes a sandbox);
-// once the sandbox has started without it, and the device is attached late. A pod that says that it needs the driver does
-// not run without it.
+// once the sandbox has started without it, and the device is attached late. A container that lists the claim does not run
+// without it, and neither does a pod that says that it needs the driver.
 func TestAgentDiesBeforeSandbox(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
@@ -118,11 +118,11 @@ func TestAgentDiesBeforeSandbox(t *testing.T) {
 
 	e.logSays(m, "Registered with kubelet")
 	resume = e.holdSandboxes(n)
-	e.changedPod("dummy", n.Name(), "dummy", func(pod *corev1.Pod) {
-		pod.Spec.Containers[0].Resources.Claims = nil
-	})
+	notListed := func(pod *corev1.Pod) { pod.Spec.Containers[0].Resources.Claims = nil }
+	e.changedPod("dummy", n.Name(), "dummy", notListed)
 	e.pod("gated", n.Name(), "dummy")
 	e.changedPod("strict", n.Name(), "dummy", func(pod *corev1.Pod) {
+		notListed(pod)
 		pod.Annotations = map[string]string{"required-plugins.noderesource.dev": "[networkdriver]"}
 	})
 	prepared(4)
