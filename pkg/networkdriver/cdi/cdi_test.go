@@ -4,9 +4,11 @@
 package cdi
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -188,4 +190,27 @@ func TestReadMarkers(t *testing.T) {
 	<-changed
 	state, _ = f.State()
 	require.Equal(t, State{Resolved: true}, state)
+}
+
+// BenchmarkRuntime is what a change of one file costs a runtime, which reads the whole folder again, with the files of 256
+// claims; and what it costs the driver.
+func BenchmarkRuntime(b *testing.B) {
+	folder := b.TempDir()
+	f := NewFiles(slog.New(slog.DiscardHandler), folder, driver)
+	for i := range 256 {
+		require.NoError(b, f.OpenGate(kubetypes.UID(fmt.Sprintf("%08x-3b54-4e0c-9f32-6f5cba601fbf", i)), strings.Repeat("s", 64), []string{"net"}))
+	}
+	b.Run("rescan", func(b *testing.B) {
+		cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(folder))
+		require.NoError(b, err)
+		for b.Loop() {
+			require.NoError(b, cache.Refresh())
+		}
+	})
+	b.Run("open and close", func(b *testing.B) {
+		for b.Loop() {
+			require.NoError(b, f.OpenGate(claim, "s", []string{"net"}))
+			f.CloseGate(claim)
+		}
+	})
 }
