@@ -40,7 +40,8 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions are the configuration's conditions: Ready and Degraded.
+	// conditions are the configuration's conditions: Ready, Degraded and
+	// ContainerGate.
 	//
 	// +optional
 	// +listType=map
