@@ -27,14 +27,24 @@ type Place struct {
 	sysfs string
 }
 
-// Open opens the namespace that the path leads to. sysfs is the mount point of a sysfs that shows it, empty for none. The
-// error is or wraps [netnamespace.ErrNone] when the path leads to no namespace.
+// Open opens the namespace that the path leads to, which is the calling thread's for an empty one: that needs no right to
+// enter namespaces. sysfs is the mount point of a sysfs that shows it, empty for none. The error is or wraps
+// [netnamespace.ErrNone] when the path leads to no namespace.
 func Open(log *slog.Logger, path, sysfs string) (*Place, error) {
+	own := path == ""
+	if own {
+		path = "/proc/thread-self/ns/net"
+	}
 	ns, err := netnamespace.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := rtlink.Dial(log, ns)
+	var conn *rtlink.Conn
+	if own {
+		conn, err = rtlink.DialPath(log, "")
+	} else {
+		conn, err = rtlink.Dial(log, ns)
+	}
 	if err != nil {
 		ns.Close()
 		return nil, err

@@ -43,7 +43,7 @@ var privileges = []privilege{
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
 	{name: "sys-class-net", drop: mount("sys-class-net"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "host-network", drop: func(s *corev1.PodSpec) { s.HostNetwork = false }, pod: `set up VF .*: no such device`},
-	{name: "root", drop: func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = ptr.To[int64](65532) }, log: `permission denied`},
+	{name: "root", drop: func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = ptr.To[int64](65532) }, log: `needed is a directory of user 65532`},
 	{name: "net-admin", drop: capability("NET_ADMIN"), pod: `operation not permitted`},
 	{name: "sys-admin", drop: capability("SYS_ADMIN"), pod: `operation not permitted`},
 }

@@ -4,7 +4,6 @@
 package sriov
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -77,7 +76,7 @@ type rtnetlink struct {
 const attrTypeMask = 0x3fff
 
 func (k rtnetlink) with(do func(*nic.Place) error) error {
-	host, err := nic.Open(k.log, cmp.Or(k.netns, "/proc/thread-self/ns/net"), k.sysfs)
+	host, err := nic.Open(k.log, k.netns, k.sysfs)
 	if err != nil {
 		return err
 	}
