@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +23,7 @@ import (
 type part struct {
 	*parts
 	health *cell.SimpleHealth
-	runs   int
+	runs   atomic.Int32
 	// end ends a run, failing when it is closed all of them.
 	end     chan error
 	failing chan struct{}
@@ -38,7 +39,7 @@ func startPart(t *testing.T, name string) *part {
 	go func() {
 		defer close(done)
 		p.keep(ctx, health, name, func(ctx context.Context) error {
-			p.runs++
+			p.runs.Add(1)
 			select {
 			case err := <-p.end:
 				return err
@@ -88,10 +89,10 @@ func TestPartThatFailsOnceIsStartedAgain(t *testing.T) {
 		require.Contains(t, c.Message, "inventory")
 		require.Contains(t, c.Message, "table is gone")
 		require.Equal(t, cell.StatusDegraded, p.health.Level)
-		require.Equal(t, 1, p.runs)
+		require.EqualValues(t, 1, p.runs.Load())
 
 		p.pass(minPartDelay)
-		require.Equal(t, 2, p.runs, "it is started again")
+		require.EqualValues(t, 2, p.runs.Load(), "it is started again")
 		require.Equal(t, metav1.ConditionTrue, p.degraded(t).Status, "whether it runs now has to show")
 		_, changed = p.state()
 		p.pass(soundAfter)
@@ -100,13 +101,13 @@ func TestPartThatFailsOnceIsStartedAgain(t *testing.T) {
 		require.Equal(t, cell.StatusOK, p.health.Level)
 		p.pass(time.Hour)
 		require.NoError(t, p.hopeless())
-		require.Equal(t, 2, p.runs)
+		require.EqualValues(t, 2, p.runs.Load())
 
 		p.end <- nil
 		synctest.Wait()
 		require.Contains(t, p.degraded(t).Message, errEnded.Error())
 		p.pass(minPartDelay)
-		require.Equal(t, 3, p.runs, "after a sound run the delay is the shortest again")
+		require.EqualValues(t, 3, p.runs.Load(), "after a sound run the delay is the shortest again")
 	})
 }
 
@@ -127,7 +128,7 @@ func TestPartThatKeepsFailingStaysVisible(t *testing.T) {
 					require.NoError(t, p.hopeless())
 					p.pass(time.Second)
 				}
-				require.Less(t, p.runs, 12, "the delay grows")
+				require.Less(t, p.runs.Load(), int32(12), "the delay grows")
 				if want == "" {
 					require.NoError(t, p.hopeless())
 				} else {

@@ -27,24 +27,25 @@ type Place struct {
 	sysfs string
 }
 
-// Open opens the namespace that the path leads to, which is the calling thread's for an empty one: that needs no right to
-// enter namespaces. sysfs is the mount point of a sysfs that shows it, empty for none. The error is or wraps
-// [netnamespace.ErrNone] when the path leads to no namespace.
+// Open opens the namespace that the path leads to. sysfs is the mount point of a sysfs that shows it, empty for none. The
+// error is or wraps [netnamespace.ErrNone] when the path leads to no namespace.
 func Open(log *slog.Logger, path, sysfs string) (*Place, error) {
-	own := path == ""
-	if own {
-		path = "/proc/thread-self/ns/net"
-	}
+	return openBy(log, path, sysfs, rtlink.Dial)
+}
+
+// OpenOwn opens the calling thread's namespace, which needs no right to enter namespaces.
+func OpenOwn(log *slog.Logger, sysfs string) (*Place, error) {
+	return openBy(log, "/proc/thread-self/ns/net", sysfs, func(log *slog.Logger, _ *netnamespace.Namespace) (*rtlink.Conn, error) {
+		return rtlink.DialPath(log, "")
+	})
+}
+
+func openBy(log *slog.Logger, path, sysfs string, dial func(*slog.Logger, *netnamespace.Namespace) (*rtlink.Conn, error)) (*Place, error) {
 	ns, err := netnamespace.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	var conn *rtlink.Conn
-	if own {
-		conn, err = rtlink.DialPath(log, "")
-	} else {
-		conn, err = rtlink.Dial(log, ns)
-	}
+	conn, err := dial(log, ns)
 	if err != nil {
 		ns.Close()
 		return nil, err

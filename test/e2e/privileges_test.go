@@ -33,7 +33,7 @@ var privileges = []privilege{
 	{name: "kube-api-access", drop: mount("kube-api-access"), log: `serviceaccount/token: no such file`},
 	{name: "config", drop: mount("config"), log: `/etc/cilium-network-driver.*no such file`},
 	{name: "run", drop: mount("run"), log: `/cilium.*read-only file system`},
-	{name: "journal", drop: mount("journal"), log: `open the journal: .*read-only file system`},
+	{name: "journal", drop: mount("journal"), log: `The journal is not in memory`},
 	{name: "kubelet-plugins", drop: mount("kubelet-plugins"), log: `/plugins.*read-only file system`},
 	{name: "kubelet-registry", drop: mount("kubelet-registry"), log: `plugins_registry.*(read-only file system|no such file)`},
 	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},

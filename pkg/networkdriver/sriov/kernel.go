@@ -76,7 +76,11 @@ type rtnetlink struct {
 const attrTypeMask = 0x3fff
 
 func (k rtnetlink) with(do func(*nic.Place) error) error {
-	host, err := nic.Open(k.log, k.netns, k.sysfs)
+	open := nic.OpenOwn
+	if k.netns != "" {
+		open = func(log *slog.Logger, sysfs string) (*nic.Place, error) { return nic.Open(log, k.netns, sysfs) }
+	}
+	host, err := open(k.log, k.sysfs)
 	if err != nil {
 		return err
 	}
