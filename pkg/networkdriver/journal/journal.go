@@ -24,7 +24,6 @@ import (
 	"sync"
 
 	"github.com/cilium/statedb"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -75,10 +74,6 @@ func (j *Journal) Open() error {
 	defer j.mu.Unlock()
 	if err := statedir.Make(j.Dir); err != nil {
 		return fmt.Errorf("open the journal: %w", err)
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(j.Dir, &fs); err == nil && fs.Type != unix.TMPFS_MAGIC {
-		j.Logger.Warn("The journal is not in memory, as the node's /run is: it may end with the agent's pod", "dir", j.Dir)
 	}
 	if err := j.identify(); err != nil {
 		return fmt.Errorf("open the journal: %w", err)
