@@ -229,6 +229,7 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	require.NoError(t, NewRestorer(RestorerParams{
 		Logger: g.Logger, Room: g.Room, Claims: NewClaimClient(s.client.ResourceV1()),
 		Managers: []types.DeviceManager{fakeManager{g.host}}, Observer: again, DriverName: testDriver, NodeName: testNode, BootID: testBoot,
+		Journal: newJournal(t, t.TempDir(), testDriver),
 	}).Restore(t.Context(), []*corev1.Pod{pod}))
 	require.Len(t, g.rows(), 4)
 	for _, device := range []string{"a", "b", "c", "d"} {
