@@ -46,15 +46,11 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		return nil, err
 	}
 
-	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	settings, release, err := m.lockPF(ctx, vf)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	settings, err := m.vfSettings(vf)
-	if err != nil {
-		return nil, err
-	}
 	found, onRecord := settings[vf.id]
 	if anew {
 		prepared.Original.VF.MAC = found.MAC
@@ -115,15 +111,11 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	if err := prepared.Validate(cfg); err != nil {
 		return nil, err
 	}
-	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	settings, release, err := m.lockPF(ctx, vf)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	settings, err := m.vfSettings(vf)
-	if err != nil {
-		return nil, err
-	}
 	found := settings[vf.id]
 	prepared.Original.VF = found
 	if found.VLAN != 0 {
@@ -249,6 +241,19 @@ func (m *Manager) hostLink(ctx context.Context, addr string) (link, error) {
 	return link{}, err
 }
 
+// lockPF waits for other work on the VF's PF, and reads the PF's record of its VFs as it is then. release lets the next one
+// at the PF.
+func (m *Manager) lockPF(ctx context.Context, vf *virtFn) (settings map[int]VFSettings, release func(), err error) {
+	if release, err = m.pfs.acquire(ctx, vf.pf.addr); err != nil {
+		return nil, nil, err
+	}
+	if settings, err = m.vfSettings(vf); err != nil {
+		release()
+		return nil, nil, err
+	}
+	return settings, release, nil
+}
+
 // vfSettings reads the PF's record of its VFs.
 func (m *Manager) vfSettings(vf *virtFn) (map[int]VFSettings, error) {
 	l, err := m.kernel.Link(vf.pf.ifIndex)
@@ -300,16 +305,12 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 		return m.freeWithoutPF(vf, d, cfg)
 	}
 
-	release, err := m.pfs.acquire(ctx, vf.pf.addr)
+	settings, release, err := m.lockPF(ctx, vf)
 	if err != nil {
 		return err
 	}
 	defer release()
 	log = log.With("pf", vf.pf.ifName, "vf", vf.id)
-	settings, err := m.vfSettings(vf)
-	if err != nil {
-		return err
-	}
 	now, onRecord := settings[vf.id]
 	was := d.Original.VF
 	if !onRecord {
