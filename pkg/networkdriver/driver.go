@@ -49,6 +49,10 @@ const hangLimit = time.Minute
 // repairInterval is how often links that came home without their name, because it was taken, are looked at again.
 const repairInterval = 10 * time.Second
 
+// apiPatience is how long the API server may take to say what the node's configuration is, and which claims its pods have, until
+// the driver goes by what the node's journal knows.
+const apiPatience = 5 * time.Second
+
 // listRetryDelay is the pause after the node's pods could not be listed.
 const listRetryDelay = 2 * time.Second
 
@@ -75,6 +79,7 @@ type driver struct {
 	statuses     *nodeconfig.StatusWriter
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
+	metrics      *metrics
 
 	// started is closed when there is a session.
 	started chan struct{}
@@ -86,10 +91,22 @@ type driver struct {
 	// config is the newest node config, nil without one; active is the spec at work.
 	config *v2alpha1.CiliumNetworkDriverNodeConfig
 	active *v2alpha1.CiliumNetworkDriverNodeConfigSpec
+	// waiting and tooOld say why the cluster cannot be served yet, or not at all.
+	waiting *problem
+	tooOld  *problem
 	// invalid and restart say what about config is not at work.
 	invalid *problem
 	restart *problem
+	// last says that config is the journal's, since the API server has not answered.
+	last    *problem
 	session *session
+	// applied is what the journal is to keep of it.
+	applied *current[*applied]
+}
+
+// applied is the node config at work, nil for none.
+type applied struct {
+	config *v2alpha1.CiliumNetworkDriverNodeConfig
 }
 
 // newDriver gives the allocations to their one owner; all others read them.
@@ -106,8 +123,8 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	claimMetrics, draMetrics := claims.NewMetrics(), dra.NewMetrics()
-	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors()) {
+	claimMetrics, draMetrics, metrics := claims.NewMetrics(), dra.NewMetrics(), newMetrics()
+	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors(), metrics.collectors()) {
 		if err := p.Metrics.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -135,8 +152,10 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		parts:        newParts(p.Logger),
 		node:         newOwnNode(p.Logger, p.Clientset.CoreV1().Nodes(), p.Config.NodeName),
 		started:      make(chan struct{}),
+		applied:      newCurrent[*applied](),
 		claimMetrics: claimMetrics,
 		draMetrics:   draMetrics,
+		metrics:      metrics,
 		bootID:       boot,
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
@@ -149,7 +168,8 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		configs:      nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
 		statuses:     nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
 	}
-	d.notReady.Store(&problem{reasonStarting, "waiting for the Kubernetes API"})
+	d.waiting = &problem{reasonStarting, "waiting for the Kubernetes API"}
+	d.notReady.Store(d.waiting)
 	p.Health.AddReadiness("network-driver", d.ready)
 	p.Health.AddLiveness("network-driver", d.alive)
 	return d, nil
@@ -202,14 +222,22 @@ func (d *driver) job(name string, run job.OneShotFunc) job.Job {
 }
 
 // run is the driver's life. The first valid node config, or pods that have devices already, start a session that lasts
-// until the agent stops; later configs change its pools and device managers.
+// until the agent stops; later configs change its pools and device managers. While the API server does not answer, the config
+// that was at work last does for the first.
 func (d *driver) run(ctx context.Context, health cell.Health) error {
 	d.Logger.Info("Network driver starts", "node", d.Config.NodeName, "sysfs", d.Config.SysfsPath)
-	tooOld := d.checkKubernetes(ctx)
-	d.node.wait(ctx)
+	cluster := make(chan *problem, 1)
+	go func() {
+		tooOld := d.checkKubernetes(ctx)
+		d.node.wait(ctx)
+		cluster <- tooOld
+	}()
+	patience := time.NewTimer(apiPatience)
+	defer patience.Stop()
+	var events <-chan nodeconfig.Event // nil until the cluster is known
 	for ctx.Err() == nil {
 		watch := statedb.NewWatchSet()
-		d.report(watch, tooOld, health)
+		d.report(watch, health)
 		waiting, cancel := context.WithCancel(ctx)
 		changed := make(chan struct{})
 		go func() {
@@ -217,11 +245,20 @@ func (d *driver) run(ctx context.Context, health cell.Health) error {
 			_, _ = watch.Wait(waiting, reportInterval)
 		}()
 		select {
-		case event := <-d.configs.Events():
-			d.config = event.Config
-			if tooOld == nil {
+		case d.tooOld = <-cluster:
+			d.waiting, events = nil, d.configs.Events()
+			if d.tooOld != nil {
+				patience.Stop()
+			}
+		case event := <-events:
+			patience.Stop()
+			d.config, d.last = event.Config, nil
+			d.metrics.lastConfig.Set(0)
+			if d.tooOld == nil {
 				d.apply(ctx)
 			}
+		case <-patience.C:
+			d.startFromLast()
 		case <-changed:
 		}
 		cancel()
@@ -251,11 +288,13 @@ func (d *driver) apply(ctx context.Context) {
 	if d.config == nil {
 		d.Logger.Info("There is no node config: nothing is advertised, devices in pods stay there")
 		d.active = nil
-		if d.session != nil {
-			d.session.configure(nil)
-		} else {
+		if d.session == nil {
+			d.forgetLast()
 			d.serveHeld(ctx, v2alpha1.DefaultDriverName)
+		} else {
+			d.session.configure(nil)
 		}
+		d.applied.set(&applied{})
 		return
 	}
 	spec := d.config.Spec.DeepCopy()
@@ -280,7 +319,41 @@ func (d *driver) apply(ctx context.Context) {
 		d.restart = &problem{reasonRestartRequired, message}
 	}
 	d.active = spec
+	d.applied.set(&applied{d.config})
 	log.Info("Node config is applied", "pools", len(spec.Pools))
+}
+
+// startFromLast starts a session from the node config that was at work last, if there was one: the pods that have devices must not
+// wait for the API server. What that says later is applied as a change.
+func (d *driver) startFromLast() {
+	last, err := d.journal.LastConfig()
+	if err != nil || last == nil {
+		if err != nil {
+			d.Logger.Error("The API server does not answer, and what was configured last cannot be told; nothing is served", "error", err)
+		}
+		return
+	}
+	spec := last.Config.Spec.DeepCopy()
+	spec.Default()
+	log := d.Logger.With("nodeConfig", last.Config.Name, "generation", last.Config.Generation)
+	if err := spec.Validate(); err != nil {
+		log.Error("The API server does not answer, and the last node config is none of this version; nothing is served", "error", err)
+		return
+	}
+	d.last = &problem{reasonLastConfig, fmt.Sprintf("running from the last node config, of generation %d: the API server has not said what it is now since the agent was started",
+		last.Config.Generation)}
+	log.Warn("Running from the last node config", "reason", d.last.message)
+	d.metrics.lastConfig.Set(1)
+	d.node.assume(last.Addresses)
+	d.config, d.active = last.Config, spec
+	d.startSession(spec, spec)
+}
+
+// forgetLast has an agent that is started while the API server is away not go by a node config that is gone.
+func (d *driver) forgetLast() {
+	if err := d.journal.SaveConfig(nil, nil); err != nil {
+		d.Logger.Error("An agent that is started while the API server is away would go by a node config that is gone", "error", err)
+	}
 }
 
 // startSession starts the driver under the spec's name, with the pools and device managers of config, none for nil.

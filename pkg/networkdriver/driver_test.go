@@ -6,12 +6,16 @@ package networkdriver
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,10 +30,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apimachinery/pkg/watch"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
@@ -79,6 +85,47 @@ func (n *nodeConfigs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// outage is an API server that can go away. What is written as a node config's status is kept all the same.
+type outage struct {
+	nodeConfigs
+	away atomic.Bool
+
+	mu       sync.Mutex // guards statuses
+	statuses []string
+}
+
+func (o *outage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.Method == http.MethodPatch:
+		status, _ := io.ReadAll(r.Body)
+		o.mu.Lock()
+		o.statuses = append(o.statuses, string(status))
+		o.mu.Unlock()
+		fallthrough
+	case !o.away.Load():
+		o.nodeConfigs.ServeHTTP(w, r)
+	default:
+		http.Error(w, "away", http.StatusServiceUnavailable)
+	}
+}
+
+// refuse has the client refused while the API server is away.
+func (o *outage) refuse(clientset *fake.Clientset) {
+	clientset.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return o.away.Load(), nil, errors.New("connection refused")
+	})
+	clientset.PrependWatchReactor("*", func(clienttesting.Action) (bool, watch.Interface, error) {
+		return o.away.Load(), nil, errors.New("connection refused")
+	})
+}
+
+// has says whether the newest status has the text.
+func (o *outage) has(text string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.statuses) > 0 && strings.Contains(o.statuses[len(o.statuses)-1], text)
+}
+
 func nodeConfig(spec v2alpha1.CiliumNetworkDriverNodeConfigSpec) *v2alpha1.CiliumNetworkDriverNodeConfig {
 	spec.Default()
 	return &v2alpha1.CiliumNetworkDriverNodeConfig{
@@ -103,6 +150,9 @@ func startAgentIn(t *testing.T, dir string, configs http.Handler, objects ...run
 	t.Cleanup(server.Close)
 	clientset := fake.NewClientset(objects...)
 	clientset.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.34.0"}
+	if o, ok := configs.(*outage); ok {
+		o.refuse(clientset)
+	}
 
 	a := &agent{checks: &health.Checks{}}
 	opts := hive.DefaultOptions()
@@ -243,6 +293,66 @@ func TestDriverServesHeldDevices(t *testing.T) {
 			a.waitFor(t, reasonWaitingForNRI)
 		})
 	}
+}
+
+// An agent that is started while the API server is away serves from what it was configured by last, and from the journal. What the
+// API server says when it is back is a change.
+func TestDriverStartsWithoutAPI(t *testing.T) {
+	t.Parallel()
+	config := func(generation int64, dummies int32) *v2alpha1.CiliumNetworkDriverNodeConfig {
+		c := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{
+			Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true, Count: dummies},
+		}})
+		c.Generation = generation
+		return c
+	}
+	dir := t.TempDir()
+	lastConfig := filepath.Join(dir, "journal", "config")
+	devices := func(a *agent, offered int, state string) func() bool {
+		return func() bool {
+			found, held := 0, ""
+			for _, device := range debugapi.Devices(a.db) {
+				found++
+				if device.Device == "dummy3" {
+					held = device.State
+				}
+			}
+			return found == offered && held == state
+		}
+	}
+	eventually := func(condition func() bool) {
+		t.Helper()
+		require.Eventually(t, condition, 30*time.Second, 10*time.Millisecond)
+	}
+	first := startAgentIn(t, dir, &outage{nodeConfigs: nodeConfigs{first: config(1, 5)}}, holder(t, v2alpha1.DefaultDriverName)...)
+	eventually(devices(first, 5, "Prepared"))
+	eventually(func() bool { _, err := os.Stat(lastConfig); return err == nil })
+	first.stop()
+	info, err := os.Stat(lastConfig)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+
+	// The claim was deallocated meanwhile, and there are fewer dummies to be offered.
+	objects := holder(t, v2alpha1.DefaultDriverName)
+	objects[2].(*resourceapi.ResourceClaim).Status = resourceapi.ResourceClaimStatus{}
+	api := &outage{nodeConfigs: nodeConfigs{first: config(2, 2)}}
+	api.away.Store(true)
+	second := startAgentIn(t, dir, api, objects...)
+	second.waitFor(t, reasonStarting)
+	eventually(devices(second, 5, "Prepared"))
+	second.waitFor(t, reasonWaitingForNRI)
+	eventually(func() bool {
+		return api.has("running from the last node config, of generation 1") && api.has("from the node's journal alone")
+	})
+	api.away.Store(false)
+	eventually(func() bool { return !api.has("LastConfig") && api.has(`"observedGeneration":2`) })
+	eventually(devices(second, 2, ""))
+	second.stop()
+
+	// The node config is deleted, and is gone then for the next start too.
+	third := startAgentIn(t, dir, &outage{}, node())
+	third.waitFor(t, "")
+	eventually(func() bool { _, err := os.Stat(lastConfig); return errors.Is(err, os.ErrNotExist) })
 }
 
 // A device of which it is not known what it is to be given back as is not offered, and it is said why.

@@ -18,27 +18,8 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
-// managerConfigs is what the device managers are told to do, at present.
-type managerConfigs struct {
-	mu      sync.Mutex // guards the fields below
-	wanted  *v2alpha1.CiliumNetworkDriverDeviceManagerConfig
-	changed chan struct{}
-}
-
-func (c *managerConfigs) set(wanted *v2alpha1.CiliumNetworkDriverDeviceManagerConfig) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wanted = wanted
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
-// get returns the configuration, nil when all managers are off, and a channel that is closed when there is another.
-func (c *managerConfigs) get() (*v2alpha1.CiliumNetworkDriverDeviceManagerConfig, <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.wanted, c.changed
-}
+// managerConfigs is what the device managers are told to do, nil when all of them are off.
+type managerConfigs = current[*v2alpha1.CiliumNetworkDriverDeviceManagerConfig]
 
 // managerRunner runs the device manager of one kind as it is configured.
 type managerRunner struct {

@@ -53,7 +53,7 @@ func TestManagerRunner(t *testing.T) {
 	reports, err := inventory.NewReportTable(db)
 	require.NoError(t, err)
 	log := slog.New(slog.DiscardHandler)
-	configs := &managerConfigs{changed: make(chan struct{})}
+	configs := newCurrent[*v2alpha1.CiliumNetworkDriverDeviceManagerConfig]()
 	m := &scripted{runs: make(chan func(context.Context, func(types.Snapshot)) error)}
 	made := make(chan any, 10)
 	r := &managerRunner{

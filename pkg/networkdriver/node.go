@@ -87,6 +87,15 @@ func (n *ownNode) addresses() ([]netip.Addr, <-chan struct{}) {
 	return n.ips, n.changed
 }
 
+// assume takes the addresses that were the Node's at another time, until it is known.
+func (n *ownNode) assume(ips []netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.known {
+		n.ips = ips
+	}
+}
+
 // wait returns once the Node is known, or the context has ended.
 func (n *ownNode) wait(ctx context.Context) {
 	n.mu.Lock()

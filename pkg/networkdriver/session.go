@@ -5,8 +5,11 @@ package networkdriver
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -47,6 +50,7 @@ var rooms = []room{
 	{"inventory", func(s *session, ctx context.Context, _ cell.Health) error { return s.inventory.Run(ctx) }, false},
 	{"claim-status", func(s *session, ctx context.Context, _ cell.Health) error { return s.writer.Run(ctx) }, false},
 	{"restore", (*session).restore, false},
+	{"last-config", (*session).keepConfig, true},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
@@ -81,17 +85,26 @@ type session struct {
 	handOver    *claims.HandOver
 
 	// configs is what the device managers are told.
-	configs managerConfigs
+	configs *managerConfigs
 	sriov   *managerRunner
 	dummy   *managerRunner
 
 	journal *journal.Journal
-	// otherAgent says what there is to say of another agent on the node.
-	otherAgent *notice
-	room       *attachments.Room
-	mover      *podnet.Mover
-	listPods   func(context.Context) ([]*corev1.Pod, error)
-	restorer   *claims.Restorer
+	// fromLast says that the session was started from the last node config, since the API server does not answer.
+	fromLast bool
+	// otherAgent says what there is to say of another agent on the node, and alone that the API server has not answered;
+	// empty for nothing.
+	otherAgent, alone *current[string]
+	// compared is closed when what is restored was compared with the claims.
+	compared     chan struct{}
+	markCompared func()
+	// applied is the node config at work, which the journal keeps; nil before that is known.
+	applied   *current[*applied]
+	addresses func() ([]netip.Addr, <-chan struct{})
+	room      *attachments.Room
+	mover     *podnet.Mover
+	listPods  func(context.Context) ([]*corev1.Pod, error)
+	restorer  *claims.Restorer
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -99,12 +112,15 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s := &session{
 		log: d.Logger.With("driver", spec.DriverName), spec: *spec,
 		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri, hooks: d.hooks,
-		configs: managerConfigs{changed: make(chan struct{})},
-		journal: d.journal, otherAgent: newNotice(),
+		configs: newCurrent[*v2alpha1.CiliumNetworkDriverDeviceManagerConfig](),
+		journal: d.journal, otherAgent: newCurrent[string](), alone: newCurrent[string](), compared: make(chan struct{}),
+		fromLast: d.last != nil,
+		applied:  d.applied, addresses: d.node.addresses,
 		room:     d.room,
 		mover:    d.mover,
 		listPods: d.listPods,
 	}
+	s.markCompared = sync.OnceFunc(func() { close(s.compared) })
 	d.journal.DriverName = spec.DriverName
 	prompt := claims.NewClaimClient(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
@@ -121,7 +137,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer,
-		Runtime: d.nri, Metrics: d.draMetrics,
+		Runtime: s.runtime(), Metrics: d.draMetrics,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,
 			RetryInterval: time.Duration(spec.DraRegistrationRetryInterval) * time.Second,
@@ -129,7 +145,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			MaxAttempts:   int(spec.DraRegistrationMaxAttempts),
 		},
 	})
-	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: &s.configs, quarantined: s.quarantined}
+	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantined: s.quarantined}
 	s.sriov = sriovRunner(runner, sriov.Params{
 		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
 		Owners: nicowner.Default,
@@ -219,22 +235,92 @@ func (s *session) restore(ctx context.Context, health cell.Health) error {
 		return err
 	}
 	s.mover.Owe(debts)
-	pods, err := s.listPods(ctx)
-	if err != nil {
+	if err := s.restoreClaims(ctx); err != nil {
 		return err
 	}
-	if err := s.restorer.Restore(ctx, pods); err != nil {
-		return err
-	}
+	s.markCompared()
 	health.OK("Restored")
 	<-ctx.Done()
 	return nil
 }
 
+// restoreClaims restores what the journal and the claims tell. If the API server does not answer, and the driver was at work on
+// this node before, the journal alone has to do at first, so that pods that have devices are served.
+func (s *session) restoreClaims(ctx context.Context) error {
+	if !s.fromLast {
+		last, err := s.journal.LastConfig()
+		if err != nil {
+			s.log.Warn("Whether the driver was at work on this node before cannot be told; without the API server nothing is restored", "error", err)
+		}
+		if last == nil {
+			return s.readClaims(ctx)
+		}
+		patient, cancel := context.WithTimeout(ctx, apiPatience)
+		defer cancel()
+		err = s.readClaims(patient)
+		if err == nil || patient.Err() == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	if err := s.restorer.RestoreAlone(); err != nil {
+		return err
+	}
+	s.alone.set("the API server has not answered since the agent was started: devices are restored from the node's journal alone, claims are " +
+		"not prepared, and what is left over is not given back, until the claims could be read")
+	defer s.alone.set("")
+	return s.readClaims(ctx)
+}
+
+func (s *session) readClaims(ctx context.Context) error {
+	pods, err := s.listPods(ctx)
+	if err != nil {
+		return err
+	}
+	return s.restorer.Restore(ctx, pods)
+}
+
+// keepConfig has the journal keep what the driver is configured by, once no other agent is at work.
+func (s *session) keepConfig(ctx context.Context, health cell.Health) error {
+	_, restored := s.allocations.Initialized(s.db.ReadTxn())
+	for ok := wait(ctx, restored); ok; {
+		applied, changed := s.applied.get()
+		addresses, moved := s.addresses()
+		if applied != nil {
+			if err := s.journal.SaveConfig(applied.config, addresses); err != nil {
+				return err
+			}
+			health.OK("Kept")
+		}
+		select {
+		case <-changed:
+		case <-moved:
+		case <-ctx.Done():
+			ok = false
+		}
+	}
+	return nil
+}
+
+// comparedRuntime is the container runtime as claims may be prepared for it: not before what is restored was compared with the
+// claims.
+type comparedRuntime struct {
+	dra.Runtime
+	compared <-chan struct{}
+}
+
+func (s *session) runtime() comparedRuntime { return comparedRuntime{s.nri, s.compared} }
+
+// WaitConnected implements [dra.Runtime].
+func (r comparedRuntime) WaitConnected(ctx context.Context) error {
+	if !wait(ctx, r.compared) {
+		return fmt.Errorf("the API server has not answered since the agent was started, so that it is not known which claims have devices: %w", ctx.Err())
+	}
+	return r.Runtime.WaitConnected(ctx)
+}
+
 // giveBack gives back what is left over, and what could not be given back when it should.
 func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
-	_, restored := s.allocations.Initialized(s.db.ReadTxn())
-	if !wait(ctx, restored) {
+	if !wait(ctx, s.compared) {
 		return nil
 	}
 	return s.room.Run(ctx)
@@ -242,7 +328,7 @@ func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
 
 // releaseUnclaimed gives back what kubelet does not ask for any more, once the runtime has said which sandboxes there are.
 func (s *session) releaseUnclaimed(ctx context.Context, _ cell.Health) error {
-	if err := s.nri.WaitConnected(ctx); err != nil {
+	if err := s.runtime().WaitConnected(ctx); err != nil {
 		return err
 	}
 	return s.room.ReleaseUnclaimed(ctx)
@@ -270,7 +356,7 @@ func (s *session) connectRuntime(ctx context.Context, _ cell.Health) error {
 
 // handOverClaims needs to know the sandboxes.
 func (s *session) handOverClaims(ctx context.Context, _ cell.Health) error {
-	if err := s.nri.WaitConnected(ctx); err != nil {
+	if err := s.runtime().WaitConnected(ctx); err != nil {
 		return err
 	}
 	return s.handOver.Run(ctx)

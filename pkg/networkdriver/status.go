@@ -29,6 +29,7 @@ const (
 	reasonStarting           = "Starting"
 	reasonInvalidConfig      = "InvalidConfig"
 	reasonKubernetesVersion  = "UnsupportedKubernetes"
+	reasonLastConfig         = "LastConfig"
 	reasonRestoring          = "Restoring"
 	reasonDiscovering        = "Discovering"
 	reasonWaitingForNRI      = "WaitingForNRI"
@@ -74,7 +75,7 @@ type view struct {
 }
 
 // report updates the node config's status, and adds to the watch set what tells of something new to report.
-func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.Health) {
+func (d *driver) report(watch *statedb.WatchSet, health cell.Health) {
 	v := view{}
 	if d.session != nil {
 		v = d.view(watch)
@@ -82,13 +83,18 @@ func (d *driver) report(watch *statedb.WatchSet, tooOld *problem, health cell.He
 	failures, failuresChanged := d.parts.state()
 	watch.Add(failuresChanged)
 	v.addFailures(failures)
-	for _, p := range []*problem{tooOld, d.invalid} {
+	for _, p := range []*problem{d.tooOld, d.invalid} {
 		if p != nil {
 			v.notReady = append([]problem{*p}, v.notReady...)
 		}
 	}
-	if d.restart != nil {
-		v.degraded = append(v.degraded, *d.restart)
+	if d.waiting != nil && d.session == nil {
+		v.notReady = append(v.notReady, *d.waiting)
+	}
+	for _, p := range []*problem{d.restart, d.last} {
+		if p != nil {
+			v.degraded = append(v.degraded, *p)
+		}
 	}
 	switch {
 	case len(v.notReady) > 0:
@@ -136,6 +142,10 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	if restored && otherAgent != "" {
 		v.degraded = append(v.degraded, problem{reasonOtherAgent, otherAgent})
 	}
+	alone, aloneChanged := d.session.alone.get()
+	if alone != "" {
+		v.degraded = append(v.degraded, problem{reasonLastConfig, alone})
+	}
 	switch {
 	case !restored:
 		v.notReady = append(v.notReady, problem{reasonRestoring, cmp.Or(otherAgent, "reading the claims of the node's pods")})
@@ -154,7 +164,7 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 		}
 	}
 
-	watch.Add(otherAgentChanged, journalChanged)
+	watch.Add(otherAgentChanged, aloneChanged, journalChanged)
 	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged, gateChanged)
 	if !restored {
 		watch.Add(restoredChanged)

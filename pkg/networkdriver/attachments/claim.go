@@ -41,6 +41,20 @@ func (c *Claim) Rows() []*tables.DRAAllocation {
 	return statedb.Collect(c.room.table.List(c.room.db.ReadTxn(), tables.AllocationsByClaim(c.uid)))
 }
 
+// Restore adds the row of a device that an earlier life of the agent prepared. If it is there, it learns no more than that the
+// device is to be given back.
+func (c *Claim) Restore(row *tables.DRAAllocation) error {
+	return c.room.update(change{row, func(present *tables.DRAAllocation) *tables.DRAAllocation {
+		if present == nil {
+			return row
+		}
+		return present.With(func(r *tables.DRAAllocation) { r.Releasing = r.Releasing || row.Releasing })
+	}})
+}
+
+// Drop removes the row, if it is there, of a device that is another claim's. Nothing is done to the device.
+func (c *Claim) Drop(row *tables.DRAAllocation) error { return c.room.update(remove(row)) }
+
 // Plan is what becomes of a claim's rows.
 type Plan struct {
 	Claim tables.ClaimRef

@@ -30,9 +30,9 @@ type Journal interface {
 	Quarantine(device, reason string) error
 }
 
-// journaled are the rows of the journal's entries by device. A row that is releasing is to be given back: its claim is
-// gone, not for that device any more or nobody's, or the device's Setup was never answered.
-func (r *Restorer) journaled(claims []*podClaim) (map[string]*tables.DRAAllocation, error) {
+// journaled are the rows of the journal's entries by device. A row that is releasing is to be given back: its claim does not hold
+// it, since it is gone, not for that device any more or nobody's, or the device's Setup was never answered.
+func (r *Restorer) journaled(isHeld func(*journal.Entry) bool) (map[string]*tables.DRAAllocation, error) {
 	rows := map[string]*tables.DRAAllocation{}
 	for _, e := range r.Journal.Entries() {
 		if e.Quarantine != "" {
@@ -47,9 +47,7 @@ func (r *Restorer) journaled(claims []*podClaim) (map[string]*tables.DRAAllocati
 			}
 			continue
 		}
-		holds := slices.ContainsFunc(claims, func(c *podClaim) bool {
-			return isHeld(c.object, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
-		})
+		holds := isHeld(e)
 		row.Releasing = !e.Settled || !holds
 		if row.Releasing {
 			r.Logger.Warn("Device is left over and is given back", "device", e.Name, "claim", e.Claim(), "pod", row.Pod(),

@@ -253,3 +253,102 @@ func TestIsHeld(t *testing.T) {
 		})
 	}
 }
+
+// lateJournal calls after when its entries were read.
+type lateJournal struct {
+	Journal
+	after func()
+}
+
+func (j lateJournal) Entries() []*journal.Entry {
+	defer j.after()
+	return j.Journal.Entries()
+}
+
+// Without the API server the journal alone gives the rows. When the claims can be read, rows that they contradict are to be given
+// back, and nothing else changes.
+func TestRestoreAlone(t *testing.T) {
+	held := func(id string, device string) *resourceapi.ResourceClaim {
+		record := goodRecord(device, "p")
+		record.Journal = id
+		return newClaim("c", forPod("p"), with("net", device), fromClaim(parameters), recorded(device, record))
+	}
+	tests := []struct {
+		name      string
+		unsettled bool
+		// meanwhile is what happens before the claims are read.
+		meanwhile func(t *testing.T, r *restored)
+		claim     func(id string) *resourceapi.ResourceClaim
+		alone     string
+		claims    []string
+		state     string
+		noEntry   bool
+	}{
+		{name: "held", claim: func(id string) *resourceapi.ResourceClaim { return held(id, "a") },
+			alone: "Prepared", claims: []string{"c"}, state: "Prepared"},
+		{name: "held, and in its pod since", claim: func(id string) *resourceapi.ResourceClaim { return held(id, "a") },
+			meanwhile: func(_ *testing.T, r *restored) { r.attach("a") },
+			alone:     "Prepared", claims: []string{"c"}, state: "Attached"},
+		{name: "Setup was never answered", unsettled: true, claim: func(id string) *resourceapi.ResourceClaim { return held(id, "a") },
+			alone: "Releasing", claims: []string{"c"}, state: "Releasing"},
+		{name: "the claim is gone", alone: "Prepared", claims: []string{"c"}, state: "Releasing"},
+		{name: "allocated another device", claim: func(id string) *resourceapi.ResourceClaim { return held(id, "b") },
+			alone: "Prepared", claims: []string{"c"}, state: "Releasing"},
+		{name: "unprepared since", claim: func(id string) *resourceapi.ResourceClaim { return held(id, "a") },
+			meanwhile: func(t *testing.T, r *restored) {
+				require.NoError(t, r.Unprepare(t.Context(), "uid-c"))
+				require.NoError(t, r.restorer.Journal.Forget(preparedRow("a")))
+			},
+			alone: "Prepared", noEntry: true},
+		{name: "unprepared while the claims are compared", claim: func(id string) *resourceapi.ResourceClaim { return held(id, "a") },
+			meanwhile: func(t *testing.T, r *restored) {
+				before := r.restorer.Journal
+				calls := 0
+				r.restorer.Journal = lateJournal{before, func() {
+					if calls++; calls == 2 {
+						require.NoError(t, r.Unprepare(t.Context(), "uid-c"))
+						require.NoError(t, before.Forget(preparedRow("a")))
+					}
+				}}
+			},
+			alone: "Prepared", noEntry: true},
+		{name: "another claim since, by an agent without a journal", unsettled: true, claim: func(string) *resourceapi.ResourceClaim {
+			return newClaim("d", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", goodRecord("a", "p")))
+		}, alone: "Releasing", claims: []string{"d"}, state: "Prepared"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			j := newJournal(t, dir, testDriver)
+			require.NoError(t, j.Note(preparedRow("a"), !tt.unsettled))
+			j = newJournal(t, dir, testDriver)
+			api := newFakeAPI()
+			if tt.claim != nil {
+				api = newFakeAPI(tt.claim(j.ID()))
+			}
+			r := newRestored(t, api)
+			r.restorer.Journal = j
+			for range 2 {
+				require.NoError(t, r.restorer.RestoreAlone())
+			}
+			require.Len(t, r.rows(), 1)
+			require.Equal(t, tt.alone, r.rows()[0].State())
+			if tt.meanwhile != nil {
+				tt.meanwhile(t, r)
+			}
+			for range 2 {
+				require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c", "d")}))
+				var claims []string
+				for _, row := range r.rows() {
+					claims = append(claims, row.ClaimName)
+					require.Equal(t, tt.state, row.State())
+				}
+				require.Equal(t, tt.claims, claims)
+				require.Equal(t, tt.noEntry, len(j.Entries()) == 0)
+			}
+			for claim := range r.observed {
+				require.Contains(t, claim, "withdrawn ", "the writer knows of the rows what is newer")
+			}
+		})
+	}
+}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -65,6 +66,8 @@ type RestorerParams struct {
 type Restorer struct {
 	RestorerParams
 	managers map[types.DeviceManagerType]types.DeviceManager
+	// alone says that there are rows, from the journal alone.
+	alone bool
 }
 
 // NewRestorer makes a Restorer.
@@ -108,13 +111,19 @@ type podUse struct {
 // Of two claims that are both allocated the same device in the same pool, the older one gets the row, with a warning
 // for the other; in different pools both get one, and the publication deals with the conflict.
 //
-// An API server that does not answer is asked again until the context ends, which is the only error.
+// After [Restorer.RestoreAlone] it finds out the same, and corrects what has rows since; no claim may be prepared meanwhile.
+//
+// An API server that does not answer is asked again until the context ends, and nothing is restored then.
 func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	claims, err := r.readAll(ctx, withClaimsOf(r.Journal.Entries(), claimsOf(pods)))
 	if err != nil {
 		return err
 	}
-	journaled, err := r.journaled(claims)
+	journaled, err := r.journaled(func(e *journal.Entry) bool {
+		return slices.ContainsFunc(claims, func(c *podClaim) bool {
+			return isHeld(c.object, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
+		})
+	})
 	if err != nil {
 		return err
 	}
@@ -135,7 +144,7 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 					"claim", other.Claim(), "pod", other.Pod(), "otherClaim", row.Claim(), "otherPod", row.Pod())
 				continue
 			}
-			noted, err := r.claimEntry(row, journaled)
+			noted, err := r.claimEntry(ctx, row, journaled)
 			if err != nil {
 				return err
 			}
@@ -144,7 +153,7 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 			rows = append(rows, row)
 		}
 		// Before the rows can be seen, so that whoever watches them does not write back what was just read.
-		if len(rows) > first {
+		if len(rows) > first && !r.alone {
 			r.Observer.Observe(c.object, rows[first:])
 		}
 		if !upToDate {
@@ -154,21 +163,67 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	for _, row := range journaled {
 		rows = append(rows, row)
 	}
-	if r.Restored != nil {
-		r.Restored(rows)
-	}
 	for _, c := range claims {
 		if r.Owed != nil && c.givenBack && c.isAwaited() {
 			r.Owed(RefOf(c.object))
 		}
 	}
-	if err := r.Room.Restore(rows); err != nil {
+	if err := r.insert(ctx, rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
 	}
 	for _, claim := range outdated { // now that its rows are there
 		r.Observer.Withdraw(claim)
 	}
 	r.Logger.Info("Prepared devices restored", "devices", len(rows), "claims", len(claims), "pods", len(pods))
+	return nil
+}
+
+// RestoreAlone inserts a row for every device of the journal, for an API server that does not answer: so pods keep their devices,
+// and devices can be given back. What was never promised to kubelet, or is not any more, is to be given back; it must not be
+// before [Restorer.Restore] has compared it with the claims, for an agent without a journal may have prepared it since.
+func (r *Restorer) RestoreAlone() error {
+	if r.alone {
+		return nil
+	}
+	journaled, err := r.journaled(func(*journal.Entry) bool { return true })
+	if err != nil {
+		return err
+	}
+	var rows []*tables.DRAAllocation
+	for _, row := range journaled {
+		row.Held = !row.Releasing // whether it was in the pod is not known
+		rows = append(rows, row)
+	}
+	if err := r.insert(context.Background(), rows); err != nil {
+		return fmt.Errorf("restore devices from the journal: %w", err)
+	}
+	r.alone = true
+	r.Logger.Warn("The API server does not answer: devices are restored from the node's journal alone", "devices", len(rows))
+	return nil
+}
+
+// insert inserts the rows, or corrects those that are there since [Restorer.RestoreAlone]. A device that was given back meanwhile
+// has no entry in the journal any more, and gets no row.
+func (r *Restorer) insert(ctx context.Context, rows []*tables.DRAAllocation) error {
+	if !r.alone {
+		if r.Restored != nil {
+			r.Restored(rows)
+		}
+		return r.Room.Restore(rows)
+	}
+	for _, row := range rows {
+		claim, err := r.Room.Lock(ctx, row.ClaimUID)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(r.Journal.Entries(), func(e *journal.Entry) bool { return e.Name == row.DeviceName && e.ClaimUID == row.ClaimUID }) {
+			err = claim.Restore(row)
+		}
+		claim.Unlock()
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -255,12 +310,12 @@ func (r *Restorer) read(ctx context.Context, c *podClaim) (*resourceapi.Resource
 
 // claimEntry makes the journal's entry of a device the row's. Another claim's is dropped: an agent that has no journal
 // was here meanwhile. noted says whether there was an entry, and so the record names the journal.
-func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*tables.DRAAllocation) (noted bool, err error) {
+func (r *Restorer) claimEntry(ctx context.Context, row *tables.DRAAllocation, journaled map[string]*tables.DRAAllocation) (noted bool, err error) {
 	if other := journaled[row.DeviceName]; other != nil && other.ClaimUID != row.ClaimUID {
 		r.Logger.Warn("Journal entry of a device is dropped: another agent has prepared the device for another claim since",
 			"device", row.DeviceName, "claim", row.Claim(), "pod", row.Pod(), "otherClaim", other.Claim(), "otherPod", other.Pod())
 		delete(journaled, row.DeviceName)
-		if err := r.Journal.Forget(other); err != nil {
+		if err := r.drop(ctx, other); err != nil {
 			return false, err
 		}
 	}
@@ -269,6 +324,19 @@ func (r *Restorer) claimEntry(row *tables.DRAAllocation, journaled map[string]*t
 		return true, nil
 	}
 	return false, r.Journal.Note(row, !row.Releasing)
+}
+
+// drop forgets the entry, and the row that was made of it.
+func (r *Restorer) drop(ctx context.Context, row *tables.DRAAllocation) error {
+	claim, err := r.Room.Lock(ctx, row.ClaimUID)
+	if err != nil {
+		return err
+	}
+	defer claim.Unlock()
+	if err := r.Journal.Forget(row); err != nil {
+		return err
+	}
+	return claim.Drop(row)
 }
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What

@@ -96,7 +96,7 @@ func (p *kubeletPlugin) awaitRuntime(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, runtimePatience)
 	defer cancel()
 	if err := p.runtime.WaitConnected(ctx); err != nil {
-		return fmt.Errorf("without the container runtime the pod would start without its devices: %w", err)
+		return fmt.Errorf("the pod would start without its devices: %w", err)
 	}
 	return nil
 }

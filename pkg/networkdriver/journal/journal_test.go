@@ -6,6 +6,7 @@ package journal
 import (
 	"encoding/json"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +15,9 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -194,4 +197,46 @@ func FuzzDecode(f *testing.F) {
 		require.Equal(t, e.Claim(), decoded.Claim())
 		require.Equal(t, e.Config, decoded.Config)
 	})
+}
+
+// What the driver was configured by is there for the next agent, for nobody else to read, and gone when there is none.
+func TestLastConfig(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, "boot", slog.New(slog.DiscardHandler))
+	last, err := j.LastConfig()
+	require.NoError(t, err)
+	require.Nil(t, last)
+	require.NoError(t, j.SaveConfig(nil, nil))
+
+	config := &v2alpha1.CiliumNetworkDriverNodeConfig{
+		ObjectMeta: metav1.ObjectMeta{Name: j.NodeName, UID: "uid", Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}}},
+		Spec:       v2alpha1.CiliumNetworkDriverNodeConfigSpec{DriverName: "d.example"},
+		Status:     v2alpha1.CiliumNetworkDriverNodeConfigStatus{ObservedGeneration: 3},
+	}
+	addresses := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	require.NoError(t, j.SaveConfig(config, addresses))
+	j = open(t, dir, "boot", slog.New(slog.DiscardHandler))
+	require.Empty(t, j.Entries(), "it is no device's entry")
+	last, err = j.LastConfig()
+	require.NoError(t, err)
+	require.Equal(t, &LastConfig{Version: version, Addresses: addresses, Config: &v2alpha1.CiliumNetworkDriverNodeConfig{
+		ObjectMeta: metav1.ObjectMeta{Name: j.NodeName, UID: "uid", Generation: 3}, Spec: config.Spec,
+	}}, last)
+	path := filepath.Join(dir, "config")
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+
+	for content, message := range map[string]string{
+		`{`: "unexpected end", `{"version":2}`: "version: 2 is not 1", `{"version":1}`: "config: is not that of node",
+		`{"version":1,"config":{"metadata":{"name":"other"}}}`: "config: is not that of node",
+	} {
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		_, err = j.LastConfig()
+		require.ErrorContains(t, err, message)
+	}
+	require.NoError(t, j.SaveConfig(nil, nil))
+	require.NoFileExists(t, path)
+	require.NoError(t, os.Mkdir(path, 0o700))
+	require.ErrorContains(t, j.SaveConfig(config, nil), "make sure that there is space")
 }
