@@ -196,6 +196,82 @@ func TestPodDeletedByForceWhileAgentIsAway(t *testing.T) {
 	require.Empty(e, e.onNode(n, "ls /run/cilium/networkdriver | grep json || true"))
 }
 
+// TestAgentStartsWithoutAPI starts the agent again while the node does not reach the API server. It serves from what the node
+// keeps: it finds the devices in their pods, and brings one home whose sandbox ends. When the API server is back, the pod gets
+// its new sandbox with its device, and what was deleted meanwhile is given back.
+func TestAgentStartsWithoutAPI(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node
+	e.offerBoth(n)
+	always := func(pod *corev1.Pod) { pod.Spec.RestartPolicy = corev1.RestartPolicyAlways }
+	e.changedPod("vf", n.Name(), "vf", always)
+	e.pod("dummy", n.Name(), "dummy")
+	e.running("vf", "dummy")
+	attached := func(count int) {
+		e.Helper()
+		e.eventually("devices in pods", func() string {
+			found := 0
+			for _, row := range e.allocations(n) {
+				if row.Attachment != nil {
+					found++
+				}
+			}
+			if found != count {
+				return fmt.Sprintf("%d, want %d", found, count)
+			}
+			return ""
+		})
+	}
+	attached(2)
+	sandbox := e.allocationsOf("vf")[0].Attachment.SandboxID
+
+	reconnect := e.cutFromAPI(n)
+	m := e.mark(n, deploy.Agent)
+	e.killAgent(n)
+	require.NoError(e, e.StartAgent(e.ctx, n))
+	e.logSays(m, "Running from the last node config", "generation=")
+	e.logSays(m, "devices are restored from the node's journal alone", "devices=2")
+	e.logSays(m, "Connected to the container runtime through NRI")
+	attached(2)
+
+	// Kubelet stops the sandbox, and cannot make the next one before it reads the claim.
+	e.onNode(n, "ctr -n k8s.io tasks kill -s SIGKILL "+sandbox)
+	e.logSays(m, "Device is back from its pod", "sandbox="+sandbox)
+	attached(1)
+	now := int64(0)
+	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, "dummy", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	e.gone("dummy")
+
+	reconnect()
+	e.logSays(m, "Prepared devices restored")
+	e.eventually("the VF in the pod's next sandbox", func() string {
+		rows := e.allocations(n)
+		if len(rows) != 1 || rows[0].Attachment == nil || rows[0].Attachment.SandboxID == sandbox {
+			return fmt.Sprintf("%+v", rows)
+		}
+		return ""
+	})
+	e.running("vf")
+	e.eventually("VF", func() string { return e.hasInterface("vf", "vf0") })
+	require.Empty(e, e.matching(m, "Device prepared"), "set up twice")
+	e.logSays(m, "Registered with kubelet")
+	e.deletePods("vf")
+	e.noAllocations(n)
+}
+
+// cutFromAPI keeps what runs on the node from the API server, until the function that it returns is called.
+func (e *T) cutFromAPI(n *lab.Node) (reconnect func()) {
+	e.Helper()
+	const rule = `$(sed -n 's|.*server: https://\([0-9.]*\)$|to \1 ipproto tcp dport 443 unreachable|p' ` + lab.AdminKubeconfig + `)`
+	e.onNode(n, "ip rule add "+rule)
+	reconnect = func() {
+		e.Helper()
+		e.onNode(n, "ip rule del "+rule+" 2>/dev/null || true")
+	}
+	e.atEnd(reconnect)
+	return reconnect
+}
+
 // gone waits until pods that have been deleted are gone.
 func (e *T) gone(names ...string) {
 	e.Helper()
