@@ -40,7 +40,7 @@ func newTestLedger(tb testing.TB) *ledger {
 	tb.Helper()
 	tables, err := newTables(statedb.New())
 	require.NoError(tb, err)
-	l, err := newLedger(slog.New(slog.DiscardHandler), tables, time.Time{})
+	l, err := newLedger(slog.New(slog.DiscardHandler), tables, definitions{})
 	require.NoError(tb, err)
 	return l
 }

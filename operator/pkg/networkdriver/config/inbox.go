@@ -43,9 +43,11 @@ func newBatch() *batch {
 	}
 }
 
-// losesNodes says whether a CiliumNode is gone.
-func (b *batch) losesNodes() bool {
-	for _, event := range b.nodes {
+// losesAny says whether a CiliumNode or a cluster config is gone.
+func (b *batch) losesAny() bool { return losesAny(b.nodes) || losesAny(b.clusterConfigs) }
+
+func losesAny[T client.Object](events map[string]event[T]) bool {
+	for _, event := range events {
 		if event.gone {
 			return true
 		}

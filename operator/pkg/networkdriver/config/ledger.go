@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/google/btree"
@@ -33,10 +32,11 @@ type ledger struct {
 	actual map[string]*nodeConfig
 	// deleted are node configs that the operator has deleted and whose deletion the watch has not reported yet.
 	deleted map[string]types.UID
-	// born is when the definition of CiliumNodes was made. What is older may be of a node that had a CiliumNode before.
-	born time.Time
-	// left are the nodes whose CiliumNode was here and went.
-	left map[string]struct{}
+	// definitions say when they were made. What is older may be of a node that had a CiliumNode before, or of a cluster
+	// config that was there before.
+	definitions definitions
+	// left are the nodes whose CiliumNode was here and went, and leftConfigs the cluster configs.
+	left, leftConfigs map[string]struct{}
 	// pending is the number of node configs that are to be written, frozen of those that stay as they are.
 	pending, frozen int
 	// drifts counts node configs that were as desired and then changed by someone else.
@@ -56,13 +56,14 @@ type governor struct {
 	failed, frozen *btree.BTreeG[string]
 }
 
-// newLedger returns an empty ledger. It empties the tables. The time is when the definition of CiliumNodes was made.
-func newLedger(log *slog.Logger, tables *tables, born time.Time) (*ledger, error) {
+// newLedger returns an empty ledger. It empties the tables.
+func newLedger(log *slog.Logger, tables *tables, definitions definitions) (*ledger, error) {
 	if err := tables.clear(); err != nil {
 		return nil, fmt.Errorf("clear the tables: %w", err)
 	}
 	return &ledger{
-		log: log, tables: tables, assignment: assignment.New(), born: born, left: map[string]struct{}{},
+		log: log, tables: tables, assignment: assignment.New(), definitions: definitions,
+		left: map[string]struct{}{}, leftConfigs: map[string]struct{}{},
 		configs: map[string]*governor{}, actual: map[string]*nodeConfig{}, deleted: map[string]types.UID{},
 	}, nil
 }
@@ -218,6 +219,9 @@ func (l *ledger) newest() string {
 func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bool {
 	known := l.configs[name]
 	if gone || object.DeletionTimestamp != nil {
+		if known != nil {
+			l.leftConfigs[name] = struct{}{}
+		}
 		delete(l.configs, name)
 		l.assignment.DeleteConfig(name)
 		return known != nil
@@ -228,6 +232,7 @@ func (l *ledger) observeConfig(name string, object *clusterConfig, gone bool) bo
 		}
 		return false
 	}
+	delete(l.leftConfigs, name)
 	g := &governor{object: object, failed: btree.NewOrderedG[string](8), frozen: btree.NewOrderedG[string](8)}
 	if known != nil {
 		g.inSync, g.failed, g.frozen = known.inSync, known.failed, known.frozen
@@ -314,11 +319,15 @@ func (l *ledger) diff(node string) change {
 
 // frozenBy returns the cluster config that has made a node config which stays as it is, though nothing governs its node;
 // "" for none. A cluster config that has come into conflict, or has become invalid by a slip in an edit, does not take
-// away what it gave to nodes that it still selects. It governs no such node, else there would be a governor.
+// away what it gave to nodes that it still selects. It governs no such node, else there would be a governor. One that went with
+// the definition of cluster configs takes away nothing.
 func (l *ledger) frozenBy(node string, actual *nodeConfig) string {
 	maker := actual.clusterConfig()
 	g := l.configs[maker]
 	if g == nil {
+		if _, left := l.leftConfigs[maker]; !left && !actual.CreationTimestamp.After(l.definitions.clusterConfigs.born) {
+			return maker
+		}
 		return ""
 	}
 	set, exists := l.assignment.Labels(node)
@@ -329,7 +338,7 @@ func (l *ledger) frozenBy(node string, actual *nodeConfig) string {
 		return ""
 	}
 	// The definition of CiliumNodes was made anew, and this node's has not come back.
-	if _, left := l.left[node]; !left && !actual.CreationTimestamp.After(l.born) {
+	if _, left := l.left[node]; !left && !actual.CreationTimestamp.After(l.definitions.nodes.born) {
 		return maker
 	}
 	return ""

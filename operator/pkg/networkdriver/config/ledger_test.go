@@ -399,6 +399,32 @@ func TestInvalidKeepsWhatItSelected(t *testing.T) {
 	require.Equal(t, opNone, l.plan("n3").operation)
 }
 
+// TestClusterConfigsMadeAnew: what is older than the definition of cluster configs stays, with a CiliumNode or without, until its
+// cluster config is back. From then on it goes with that.
+func TestClusterConfigsMadeAnew(t *testing.T) {
+	born := time.Unix(1000, 0)
+	old, young := state("old", "u", 10, digest{1}), state("young", "v", 11, digest{1})
+	old.CreationTimestamp, young.CreationTimestamp = metav1.NewTime(born.Add(-time.Hour)), metav1.NewTime(born.Add(time.Second))
+	l := newTestLedger(t)
+	l.definitions.clusterConfigs.born = born
+	b := newBatch()
+	b.nodes["old"], b.nodes["young"] = labelled("old", "1"), labelled("young", "1")
+	b.nodeConfigs["old"], b.nodeConfigs["young"] = event[*nodeConfig]{object: old}, event[*nodeConfig]{object: young}
+	require.Equal(t, map[string]struct{}{"young": {}}, l.apply(b).nodes)
+	require.Equal(t, opDelete, l.plan("young").operation)
+	require.Equal(t, opNone, l.plan("old").operation)
+	require.Equal(t, 1, l.totals().frozen)
+
+	b = newBatch()
+	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, map[string]v2alpha1.LabelValue{"a": "1"}, 1)
+	require.Contains(t, l.apply(b).nodes, "old", "it is back, and the spec is put right")
+	serve(l, l.plan("old"), 20)
+	b = newBatch()
+	b.clusterConfigs["a"] = event[*clusterConfig]{gone: true}
+	require.Contains(t, l.apply(b).nodes, "old")
+	require.Equal(t, opDelete, l.plan("old").operation)
+}
+
 // TestDefinitionMadeAnew: what is older than the definition of CiliumNodes stays until its CiliumNode is back. From then
 // on it goes with that.
 func TestDefinitionMadeAnew(t *testing.T) {
@@ -406,7 +432,7 @@ func TestDefinitionMadeAnew(t *testing.T) {
 	old, young := state("old", "u", 10, digest{1}), state("young", "v", 11, digest{1})
 	old.CreationTimestamp, young.CreationTimestamp = metav1.NewTime(born.Add(-time.Hour)), metav1.NewTime(born.Add(time.Second))
 	l := newTestLedger(t)
-	l.born = born
+	l.definitions.nodes.born = born
 	b := newBatch()
 	b.clusterConfigs["a"] = clusterConfigEvent("a", 0, nil, 1)
 	b.nodeConfigs["old"], b.nodeConfigs["young"] = event[*nodeConfig]{object: old}, event[*nodeConfig]{object: young}

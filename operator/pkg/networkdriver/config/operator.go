@@ -67,11 +67,11 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 	// The library's own logger, for what it does outside of a manager.
 	ctrllog.SetLogger(logr.FromSlogHandler(o.Logger.Handler()))
 	for {
-		definition, err := o.waitServed(ctx, health)
+		definitions, err := o.waitServed(ctx, health)
 		if err != nil {
 			return nil // the program ends
 		}
-		err = o.term(ctx, definition, health)
+		err = o.term(ctx, definitions, health)
 		o.metrics.leader.Set(0)
 		if ctx.Err() != nil {
 			return nil
@@ -86,8 +86,8 @@ func (o *operator) run(ctx context.Context, health cell.Health) error {
 }
 
 // term runs one term.
-func (o *operator) term(ctx context.Context, definition definition, health cell.Health) error {
-	t, err := newTerm(o, definition)
+func (o *operator) term(ctx context.Context, definitions definitions, health cell.Health) error {
+	t, err := newTerm(o, definitions)
 	if err != nil {
 		return err
 	}
@@ -99,17 +99,17 @@ func (o *operator) term(ctx context.Context, definition definition, health cell.
 }
 
 // waitServed returns when the API server has all resources that the operator works with, or with the context's error.
-func (o *operator) waitServed(ctx context.Context, health cell.Health) (definition, error) {
+func (o *operator) waitServed(ctx context.Context, health cell.Health) (definitions, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(o.client)
 	if err != nil {
-		return definition{}, fmt.Errorf("discovery client: %w", err)
+		return definitions{}, fmt.Errorf("discovery client: %w", err)
 	}
 	logged := ""
 	for {
-		var found definition
+		var found definitions
 		err := served(client)
 		if err == nil {
-			found, err = nodeDefinition(ctx, o.client)
+			found, err = readDefinitions(ctx, o.client)
 		}
 		if err == nil {
 			if logged != "" {
@@ -118,7 +118,7 @@ func (o *operator) waitServed(ctx context.Context, health cell.Health) (definiti
 			return found, nil
 		}
 		if ctx.Err() != nil {
-			return definition{}, ctx.Err()
+			return definitions{}, ctx.Err()
 		}
 		health.Degraded("Waiting for the Kubernetes API", err)
 		o.wait(err.Error())
@@ -128,30 +128,41 @@ func (o *operator) waitServed(ctx context.Context, health cell.Health) (definiti
 		}
 		o.Logger.Log(ctx, level, "Waiting for the Kubernetes API", "error", err)
 		if !pause.For(ctx, servedInterval) {
-			return definition{}, ctx.Err()
+			return definitions{}, ctx.Err()
 		}
 	}
 }
 
-// definition is the CustomResourceDefinition of CiliumNodes. With it go all CiliumNodes, which says nothing of the nodes.
+// definition is a CustomResourceDefinition. With it go all of its objects, which says nothing of what they stood for.
 type definition struct {
 	uid  types.UID
 	born time.Time
 }
 
-var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+// definitions are those of the objects that node configs are made from.
+type definitions struct{ nodes, clusterConfigs definition }
 
-// nodeDefinition asks the API server for the definition. One that is being deleted is an error.
-func nodeDefinition(ctx context.Context, config *rest.Config) (definition, error) {
-	name := v2alpha1.CiliumNodeResource + "." + v2alpha1.GroupName
+var definitionResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// readDefinitions asks the API server for the definitions. One that is being deleted is an error.
+func readDefinitions(ctx context.Context, config *rest.Config) (found definitions, err error) {
 	client, err := metadata.NewForConfig(config)
 	if err != nil {
-		return definition{}, fmt.Errorf("metadata client: %w", err)
+		return definitions{}, fmt.Errorf("metadata client: %w", err)
 	}
-	object, err := client.Resource(definitions).Get(ctx, name, metav1.GetOptions{})
+	if found.nodes, err = readDefinition(ctx, client, v2alpha1.CiliumNodeResource); err != nil {
+		return definitions{}, err
+	}
+	found.clusterConfigs, err = readDefinition(ctx, client, v2alpha1.ClusterConfigResource)
+	return found, err
+}
+
+func readDefinition(ctx context.Context, client metadata.Interface, resource string) (definition, error) {
+	name := resource + "." + v2alpha1.GroupName
+	object, err := client.Resource(definitionResource).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return definition{}, notInstalled(v2alpha1.CiliumNodeResource)
+		return definition{}, notInstalled(resource)
 	case err != nil:
 		return definition{}, fmt.Errorf("read the CustomResourceDefinition %s: %w", name, err)
 	case object.DeletionTimestamp != nil:

@@ -52,8 +52,8 @@ type term struct {
 	manager manager.Manager
 	ledger  *ledger
 	inbox   *inbox
-	// definition is that of CiliumNodes as it was when the term began.
-	definition definition
+	// definitions are as they were when the term began.
+	definitions definitions
 	// synced says that the informers have delivered all that there was at the start.
 	synced []toolscache.InformerSynced
 	// planned is closed when that has been taken in.
@@ -68,13 +68,13 @@ type term struct {
 	writes sync.WaitGroup
 }
 
-func newTerm(o *operator, definition definition) (*term, error) {
+func newTerm(o *operator, definitions definitions) (*term, error) {
 	log := o.Logger
-	ledger, err := newLedger(log, o.Tables, definition.born)
+	ledger, err := newLedger(log, o.Tables, definitions)
 	if err != nil {
 		return nil, err
 	}
-	t := &term{o: o, log: log, ledger: ledger, inbox: newInbox(), definition: definition, planned: make(chan struct{})}
+	t := &term{o: o, log: log, ledger: ledger, inbox: newInbox(), definitions: definitions, planned: make(chan struct{})}
 	c := o.Config
 	t.manager, err = manager.New(o.client, manager.Options{
 		Scheme: newScheme(),
@@ -261,14 +261,14 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 	for first := true; ; first = false {
 		start := time.Now()
 		b := t.inbox.take()
-		if first || b.losesNodes() {
+		if first || b.losesAny() {
 			if err := t.confirm(ctx); err != nil {
 				return err
 			}
 		}
 		w := t.ledger.apply(b)
 		if first {
-			t.log.Info("Synchronized", "duration", time.Since(start), "nodeConfigsToWrite", len(w.nodes))
+			t.log.Info("Synchronized", "duration", time.Since(start), "nodeConfigsToWrite", len(w.nodes), "frozen", t.ledger.totals().frozen)
 			close(t.planned)
 			ready()
 		}
@@ -284,17 +284,21 @@ func (t *term) plan(ctx context.Context, ready func()) error {
 	}
 }
 
-// confirm returns an error when the CiliumNodes that were seen, or seen to go, are not of the definition with which the
+// confirm returns an error when the objects that were seen, or seen to go, are not of the definitions with which the
 // term began. What is asked after an event has happened cannot be older than the event.
 func (t *term) confirm(ctx context.Context) error {
-	now, err := nodeDefinition(ctx, t.o.client)
-	if ctx.Err() != nil {
+	now, err := readDefinitions(ctx, t.o.client)
+	switch {
+	case ctx.Err() != nil:
 		return nil
+	case err != nil:
+		return err
+	case now.nodes.uid != t.definitions.nodes.uid:
+		return errors.New("the CustomResourceDefinition of CiliumNodes was made anew")
+	case now.clusterConfigs.uid != t.definitions.clusterConfigs.uid:
+		return errors.New("the CustomResourceDefinition of cluster configs was made anew")
 	}
-	if err == nil && now.uid != t.definition.uid {
-		err = errors.New("the CustomResourceDefinition of CiliumNodes was made anew")
-	}
-	return err
+	return nil
 }
 
 // report sets the metrics, and logs how a large number of writes goes on.
