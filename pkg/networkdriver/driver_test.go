@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -136,6 +137,7 @@ func nodeConfig(spec v2alpha1.CiliumNetworkDriverNodeConfigSpec) *v2alpha1.Ciliu
 // agent is the driver's cell in an application without a container runtime.
 type agent struct {
 	checks *health.Checks
+	client kubernetes.Interface
 	db     *statedb.DB
 	stop   func()
 }
@@ -154,7 +156,7 @@ func startAgentIn(t *testing.T, dir string, configs http.Handler, objects ...run
 		o.refuse(clientset)
 	}
 
-	a := &agent{checks: &health.Checks{}}
+	a := &agent{checks: &health.Checks{}, client: clientset}
 	opts := hive.DefaultOptions()
 	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
 		func(jobs job.Registry, health cell.Health, log *slog.Logger, id cell.ModuleID) job.Group {
@@ -355,11 +357,14 @@ func TestDriverStartsWithoutAPI(t *testing.T) {
 	eventually(func() bool { _, err := os.Stat(lastConfig); return errors.Is(err, os.ErrNotExist) })
 }
 
-// A device of which it is not known what it is to be given back as is not offered, and it is said why.
+// A device of which it is not known what it is to be given back as is not offered, and it is said why, until somebody has seen to
+// it.
 func TestDriverQuarantines(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
+	entry := filepath.Join(dir, "journal", "dummy2.json")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "journal"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "journal", "dummy2.json"), []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(entry, []byte("{"), 0o600))
 	a := startAgentIn(t, dir, &nodeConfigs{first: nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{
 		DeviceManagerConfigs: &v2alpha1.CiliumNetworkDriverDeviceManagerConfig{Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true, Count: 3}},
 	})}, node())
@@ -374,6 +379,17 @@ func TestDriverQuarantines(t *testing.T) {
 		}
 		return offered == 2 && quarantined
 	}, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		events, err := a.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == testNode &&
+			events.Items[0].Reason == "DeviceQuarantined" && strings.HasPrefix(events.Items[0].Message, "device dummy2 is not offered: journal entry")
+	}, 20*time.Second, 10*time.Millisecond)
+
+	require.NoError(t, os.Remove(entry))
+	require.Eventually(t, func() bool {
+		devices := debugapi.Devices(a.db)
+		return len(devices) == 3 && !slices.ContainsFunc(devices, func(d debugapi.Device) bool { return d.State == "NotOffered" })
+	}, 30*time.Second, 10*time.Millisecond)
 }
 
 // Two agents on one node do not get into each other's way.

@@ -6,6 +6,7 @@ package networkdriver
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"reflect"
 	"sync"
 
@@ -28,8 +29,8 @@ type managerRunner struct {
 	inventory *inventory.Inventory
 	parts     *parts
 	configs   *managerConfigs
-	// quarantined says why a device must not be offered, empty if it may be.
-	quarantined func(device string) string
+	// quarantine says why devices must not be offered, and when that is otherwise.
+	quarantine func() (map[string]string, <-chan struct{})
 	// configOf returns the manager's part of the configuration, nil (without a type) when it is off.
 	configOf func(*v2alpha1.CiliumNetworkDriverDeviceManagerConfig) any
 	// make makes a manager for a configuration from configOf, or one that only restores for nil.
@@ -73,14 +74,41 @@ func (r *managerRunner) start(ctx context.Context, health cell.Health, config an
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	manager := r.make(config)
+	snapshots := make(chan types.Snapshot)
+	running.Go(func() { r.publish(ctx, snapshots) })
 	running.Go(func() {
 		r.parts.keep(ctx, health, r.part(), func(ctx context.Context) error {
-			return manager.Run(ctx, func(s types.Snapshot) { r.inventory.Publish(r.kind, withoutQuarantined(s, r.quarantined)) })
+			return manager.Run(ctx, func(s types.Snapshot) {
+				select {
+				case snapshots <- s:
+				case <-ctx.Done():
+				}
+			})
 		})
 	})
 	return func() {
 		cancel()
 		running.Wait()
+	}
+}
+
+// publish publishes the newest snapshot without what is quarantined, until the context ends.
+func (r *managerRunner) publish(ctx context.Context, snapshots <-chan types.Snapshot) {
+	var last *types.Snapshot
+	reasons, changed := r.quarantine()
+	for {
+		select {
+		case s := <-snapshots:
+			last = &s
+		case <-changed:
+			before := reasons
+			if reasons, changed = r.quarantine(); last == nil || maps.Equal(before, reasons) {
+				continue
+			}
+		case <-ctx.Done():
+			return
+		}
+		r.inventory.Publish(r.kind, withoutQuarantined(*last, reasons))
 	}
 }
 

@@ -65,8 +65,8 @@ func TestManagerRunner(t *testing.T) {
 			}
 			return c.Dummy
 		},
-		quarantined: func(string) string { return "" },
-		make:        func(config any) types.DeviceManager { made <- config; return m },
+		quarantine: func() (map[string]string, <-chan struct{}) { return nil, nil },
+		make:       func(config any) types.DeviceManager { made <- config; return m },
 	}
 	r.inventory.Expect(types.DeviceManagerTypeDummy)
 	_, initialized := devices.Initialized(db.ReadTxn())

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -53,6 +54,7 @@ var rooms = []room{
 	{"last-config", (*session).keepConfig, true},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
+	{"quarantine", (*session).judge, false},
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
@@ -105,6 +107,8 @@ type session struct {
 	mover     *podnet.Mover
 	listPods  func(context.Context) ([]*corev1.Pod, error)
 	restorer  *claims.Restorer
+	// warnNode makes an event about the node.
+	warnNode func(reason, message string)
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -116,6 +120,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		journal: d.journal, otherAgent: newCurrent[string](), alone: newCurrent[string](), compared: make(chan struct{}),
 		fromLast: d.last != nil,
 		applied:  d.applied, addresses: d.node.addresses,
+		warnNode: d.events.warnNode,
 		room:     d.room,
 		mover:    d.mover,
 		listPods: d.listPods,
@@ -145,7 +150,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			MaxAttempts:   int(spec.DraRegistrationMaxAttempts),
 		},
 	})
-	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantined: s.quarantined}
+	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantine: s.quarantine}
 	s.sriov = sriovRunner(runner, sriov.Params{
 		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
 		Owners: nicowner.Default,
@@ -170,13 +175,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			for i, row := range rows {
 				prepared[i] = row.PreparedDevice
 			}
-			var quarantined []string
-			for _, e := range s.journal.Entries() {
-				if e.Quarantine != "" {
-					quarantined = append(quarantined, e.Name)
-				}
-			}
-			sriov.Reclaim(s.log, nicowner.Default, prepared, quarantined)
+			quarantined, _ := s.quarantine()
+			sriov.Reclaim(s.log, nicowner.Default, prepared, slices.Collect(maps.Keys(quarantined)))
 		},
 	})
 	return s

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -158,11 +159,11 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	}
 	v.addKubelet(kubelet)
 
-	for e := range journaled {
-		if e.Quarantine != "" {
-			v.degraded = append(v.degraded, problem{reasonQuarantined, fmt.Sprintf("device %s: %s", e.Name, e.Quarantine)})
-		}
+	reasons := quarantined(journaled)
+	for _, device := range slices.Sorted(maps.Keys(reasons)) {
+		v.degraded = append(v.degraded, problem{reasonQuarantined, fmt.Sprintf("device %s: %s", device, reasons[device])})
 	}
+	d.metrics.quarantined.Set(float64(len(reasons)))
 
 	watch.Add(otherAgentChanged, aloneChanged, journalChanged)
 	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged, gateChanged)

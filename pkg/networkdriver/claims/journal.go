@@ -28,6 +28,9 @@ type Journal interface {
 	Note(row *tables.DRAAllocation, settled bool) error
 	Forget(row *tables.DRAAllocation) error
 	Quarantine(device, reason string) error
+	// Reread reads the entry of a quarantined device again, nil if it is gone and the quarantine over; Readmit ends that.
+	Reread(device string) (*journal.Entry, error)
+	Readmit(e *journal.Entry) error
 }
 
 // journaled are the rows of the journal's entries by device. A row that is releasing is to be given back: its claim does not hold
@@ -40,7 +43,7 @@ func (r *Restorer) journaled(isHeld func(*journal.Entry) bool) (map[string]*tabl
 		}
 		row, err := r.rowOf(e)
 		if err != nil {
-			reason := fmt.Sprintf("what the journal has of it cannot be undone: %v", err)
+			reason := err.Error()
 			r.Logger.Error("Device is quarantined", "device", e.Name, "claim", e.Claim(), "reason", reason)
 			if err := r.Journal.Quarantine(e.Name, reason); err != nil {
 				return nil, err
@@ -58,8 +61,48 @@ func (r *Restorer) journaled(isHeld func(*journal.Entry) bool) (map[string]*tabl
 	return rows, nil
 }
 
-// rowOf restores the entry's device.
-func (r *Restorer) rowOf(e *journal.Entry) (*tables.DRAAllocation, error) {
+// Judge looks again at a quarantined device. If its entry can be undone by now, the device goes on as if it had been restored when
+// the agent was started: it is its claim's, or given back. If the entry is gone, somebody has seen to the device.
+func (r *Restorer) Judge(ctx context.Context, device string) error {
+	e, err := r.Journal.Reread(device)
+	if err == nil && e == nil {
+		r.Logger.Info("Device is not quarantined any more, since its journal entry is gone", "device", device)
+		return nil
+	}
+	var row *tables.DRAAllocation
+	if err == nil {
+		row, err = r.rowOf(e)
+	}
+	if err != nil {
+		return r.Journal.Quarantine(device, err.Error())
+	}
+	claim, err := r.Claims.GetClaim(ctx, e.ClaimNamespace, e.ClaimName)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	held := err == nil && isHeld(claim, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
+	row.Releasing = !e.Settled || !held
+	row.Held = !row.Releasing // whether it was in the pod is not known
+
+	lock, err := r.Room.Lock(ctx, e.ClaimUID)
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock()
+	if err := lock.Restore(row); err != nil {
+		return r.Journal.Quarantine(device, err.Error())
+	}
+	r.Logger.Info("Device is not quarantined any more", "device", device, "claim", row.Claim(), "pod", row.Pod(), "givenBack", row.Releasing)
+	return r.Journal.Readmit(e)
+}
+
+// rowOf restores the entry's device. The error is why it is quarantined.
+func (r *Restorer) rowOf(e *journal.Entry) (row *tables.DRAAllocation, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("what the journal has of it cannot be undone: %w", err)
+		}
+	}()
 	if e.Driver != r.DriverName {
 		return nil, fmt.Errorf("it is of driver %s, and this is %s; restart the agent under the former driverName until the pods that have its devices are gone",
 			e.Driver, r.DriverName)

@@ -352,3 +352,71 @@ func TestRestoreAlone(t *testing.T) {
 		})
 	}
 }
+
+// What is quarantined is judged again: a person may have mended the entry, or the device may be back.
+func TestJudge(t *testing.T) {
+	held := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters))
+	good := func(t *testing.T) []byte {
+		dir := t.TempDir()
+		require.NoError(t, newJournal(t, dir, testDriver).Note(preparedRow("a"), true))
+		data, err := os.ReadFile(filepath.Join(dir, "a.json"))
+		require.NoError(t, err)
+		return data
+	}
+	tests := []struct {
+		name string
+		// mend is what has become of the entry.
+		mend       func(t *testing.T, path string)
+		api        *fakeAPI
+		quarantine string
+		state      string // of its row
+		err        string
+	}{
+		{name: "as before", api: newFakeAPI(held), quarantine: "cannot be read, so that it is not known what the device has to be given back as"},
+		{name: "removed", mend: func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, api: newFakeAPI(held)},
+		{name: "mended", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
+			api: newFakeAPI(held), state: "Prepared"},
+		{name: "mended, and the claim is gone", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
+			api: newFakeAPI(), state: "Releasing"},
+		{name: "mended, and not to be undone", mend: func(t *testing.T, path string) {
+			data := strings.Replace(string(good(t)), `"manager":"sr-iov"`, `"manager":"macvlan"`, 1)
+			require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
+		}, api: newFakeAPI(held), quarantine: `what the journal has of it cannot be undone: it names device manager "macvlan"`},
+		{name: "mended, and the API server is away", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
+			api: &fakeAPI{fail: func(string, string) error { return errors.New("connection refused") }}, quarantine: "cannot be read", err: "connection refused"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "a.json")
+			require.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
+			r := newRestored(t, tt.api)
+			j := newJournal(t, dir, testDriver)
+			r.restorer.Journal = j
+			require.NoError(t, r.restorer.RestoreAlone())
+			require.NotEmpty(t, j.Entries()[0].Quarantine)
+			if tt.mend != nil {
+				tt.mend(t, path)
+			}
+			for range 2 {
+				if err := r.restorer.Judge(t.Context(), "a"); tt.err == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, tt.err)
+				}
+			}
+			switch {
+			case tt.quarantine != "":
+				require.Contains(t, j.Entries()[0].Quarantine, tt.quarantine)
+				require.Empty(t, r.rows())
+			case tt.state == "":
+				require.Empty(t, j.Entries())
+				require.Empty(t, r.rows())
+			default:
+				require.Empty(t, j.Entries()[0].Quarantine)
+				require.Len(t, r.rows(), 1)
+				require.Equal(t, tt.state, r.rows()[0].State())
+			}
+		})
+	}
+}

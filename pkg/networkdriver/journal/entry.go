@@ -51,8 +51,8 @@ type Entry struct {
 	// promised to kubelet, or is not any more, and is undone.
 	Settled bool `json:"settled"`
 
-	// Quarantine is why the device cannot be used and not be given back either; empty for one that can. It is not in the file.
-	Quarantine string `json:"-"`
+	// Quarantine is why the device cannot be used and not be given back either; empty for one that can. It is never in the file.
+	Quarantine string `json:"quarantine,omitempty"`
 }
 
 // decode decodes an entry and checks its form. The error names the field.
@@ -76,6 +76,9 @@ func decode(data []byte) (*Entry, error) {
 		return nil, errors.New("driver, pool, bootID, manager, claimNamespace, claimName, claimUID and podUID are needed")
 	case len(e.Device) == 0 || string(e.Device) == "null":
 		return nil, errors.New("device: is missing")
+	}
+	if e.Quarantine != "" {
+		return nil, errors.New("quarantine: is not for files")
 	}
 	if err := e.Config.Check(); err != nil {
 		return nil, fmt.Errorf("config.%w", err)

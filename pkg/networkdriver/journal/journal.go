@@ -88,25 +88,16 @@ func (j *Journal) Open() error {
 		if !ok || len(validation.IsDNS1123Label(name)) > 0 {
 			continue
 		}
-		path := j.path(name)
-		data, err := statedir.Read(path, maxSize)
-		e := &Entry{}
-		if err == nil {
-			e, err = decode(data)
-		}
+		e, err := j.read(name)
 		switch {
-		case err == nil && e.Name != name:
-			err = fmt.Errorf("it is of device %s", e.Name)
-		case err == nil && e.BootID != j.BootID:
-			if err := statedir.Remove(path); err != nil {
-				return fmt.Errorf("remove journal entry %s of another boot: %w", path, err)
+		case err != nil:
+			e = &Entry{Name: name, Quarantine: err.Error()}
+			j.Logger.Error("Device is quarantined", "device", name, "reason", e.Quarantine)
+		case e.BootID != j.BootID:
+			if err := statedir.Remove(j.path(name)); err != nil {
+				return fmt.Errorf("remove journal entry %s of another boot: %w", j.path(name), err)
 			}
 			continue
-		}
-		if err != nil {
-			e = &Entry{Name: name, Quarantine: fmt.Sprintf("journal entry %s cannot be read, so that it is not known what the device has to be given back as: %v; "+
-				"see to it that the device is in no pod and in no VLAN, then remove the file and restart the agent", path, err)}
-			j.Logger.Error("Device is quarantined", "device", name, "reason", e.Quarantine)
 		}
 		entries = append(entries, e)
 	}
@@ -122,6 +113,24 @@ func (j *Journal) Open() error {
 	}
 	txn.Commit()
 	return nil
+}
+
+// read reads the device's entry. The error says what a person has to do.
+func (j *Journal) read(name string) (*Entry, error) {
+	path := j.path(name)
+	data, err := statedir.Read(path, maxSize)
+	var e *Entry
+	if err == nil {
+		e, err = decode(data)
+	}
+	if err == nil && e.Name != name {
+		err = fmt.Errorf("it is of device %s", e.Name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal entry %s cannot be read, so that it is not known what the device has to be given back as: %w; "+
+			"see to it that the device is in no pod and in no VLAN, then remove the file", path, err)
+	}
+	return e, nil
 }
 
 // identify reads the journal's id, or gives it one.
@@ -183,31 +192,42 @@ func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
 		return fmt.Errorf("write journal entry %s, without which the device could not be given back after a restart of the agent; "+
 			"make sure that there is space and that %s can be written: %w", j.path(e.Name), j.Dir, err)
 	}
-	txn := j.DB.WriteTxn(j.Table)
-	defer txn.Abort()
-	if _, _, err := j.Table.Insert(txn, e); err != nil {
-		return fmt.Errorf("row of device %s in table %s: %w", e.Name, TableName, err)
-	}
-	txn.Commit()
-	return nil
+	return j.insert(e)
 }
 
 // Quarantine notes why what the journal has of a device cannot be undone. The file stays as it is.
 func (j *Journal) Quarantine(device, reason string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	txn := j.DB.WriteTxn(j.Table)
-	defer txn.Abort()
 	e := &Entry{Name: device}
-	if present, _, found := j.Table.Get(txn, ByName(device)); found {
-		e = new(*present)
+	if present, _, found := j.Table.Get(j.DB.ReadTxn(), ByName(device)); found {
+		e = present
 	}
+	if e.Quarantine == reason {
+		return nil
+	}
+	e = new(*e)
 	e.Quarantine = reason
-	if _, _, err := j.Table.Insert(txn, e); err != nil {
-		return fmt.Errorf("row of device %s in table %s: %w", device, TableName, err)
+	return j.insert(e)
+}
+
+// Reread reads the entry of a quarantined device again, whose file a person may have mended. If there is no file any more, the
+// quarantine is over, and there is no entry. The error is why the entry cannot be read.
+func (j *Journal) Reread(device string) (*Entry, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e, err := j.read(device)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, j.delete(&Entry{Name: device})
 	}
-	txn.Commit()
-	return nil
+	return e, err
+}
+
+// Readmit ends the quarantine of the entry's device.
+func (j *Journal) Readmit(e *Entry) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.insert(e)
 }
 
 // Forget removes the entry of the row's device, unless it is another claim's by now.
@@ -221,6 +241,21 @@ func (j *Journal) Forget(row *tables.DRAAllocation) error {
 	if err := statedir.Remove(j.path(e.Name)); err != nil {
 		return fmt.Errorf("remove journal entry %s of a device that was given back: %w", j.path(e.Name), err)
 	}
+	return j.delete(e)
+}
+
+// insert and delete change the table, with the lock held.
+func (j *Journal) insert(e *Entry) error {
+	txn := j.DB.WriteTxn(j.Table)
+	defer txn.Abort()
+	if _, _, err := j.Table.Insert(txn, e); err != nil {
+		return fmt.Errorf("row of device %s in table %s: %w", e.Name, TableName, err)
+	}
+	txn.Commit()
+	return nil
+}
+
+func (j *Journal) delete(e *Entry) error {
 	txn := j.DB.WriteTxn(j.Table)
 	defer txn.Abort()
 	if _, _, err := j.Table.Delete(txn, e); err != nil {
