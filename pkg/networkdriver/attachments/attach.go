@@ -20,7 +20,9 @@ type move struct {
 	row, now *tables.DRAAllocation
 	// anew says that the device had to be set up again.
 	anew bool
-	err  error
+	// astray says that its frames go where the claim does not have them go, and nobody could put that right.
+	astray bool
+	err    error
 }
 
 func begin(row *tables.DRAAllocation) *move {
@@ -67,6 +69,9 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 		}
 	}
 	r.ensure(ctx, moves)
+	for _, m := range moves {
+		r.expel(ctx, m) // it may be in a former sandbox
+	}
 	for _, m := range moves {
 		if row := m.row; r.attach(ctx, m, s) != nil {
 			r.undo(ctx, moves, s)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // drifted begins the errors of devices that are not what Setup made of them and cannot be set up again.
@@ -43,10 +44,34 @@ func (r *Room) ensure(ctx context.Context, moves []*move) {
 func (r *Room) mend(ctx context.Context, m *move, drift error) {
 	if err := r.setUpAgain(ctx, m); err != nil {
 		m.err = fmt.Errorf(drifted+"%w: %w", drift, err)
+		_, m.astray = errors.AsType[types.AstrayError](drift)
 		return
 	}
 	r.log.Warn("Device was not as its claim has it and was set up again", "device", m.row.DeviceName, "claim", m.row.Claim(),
 		"pod", m.row.Pod(), "vlan", m.row.Config.VLAN(), "reason", drift)
+}
+
+// expel takes a device that is in its pod out of it if it sends into a network that is not its claim's and cannot be put right. It
+// comes back into the pod when it could be.
+func (r *Room) expel(ctx context.Context, m *move) {
+	if !m.astray || m.now.Attachment == nil {
+		return
+	}
+	ctx, cancel := r.world.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := r.detach(ctx, m.now.Attachment.NetNS, m.now); err != nil {
+		m.err = fmt.Errorf("%w; and it could not be taken out of the pod: %w", m.err, err)
+		return
+	}
+	m.now.LostFrom, m.now.Attachment = m.now.Attachment.SandboxID, nil
+	r.log.Error("Device is taken out of its pod, since its frames would go astray", "device", m.row.DeviceName,
+		"claim", m.row.Claim(), "pod", m.row.Pod(), "error", m.err)
+	r.world.Warn(podOf(m.row), ReasonExpelled, describe(m.row)+" is taken out of the pod, since its frames would go astray: "+m.err.Error())
+}
+
+// podOf names the row's pod, of whose sandbox nothing is said.
+func podOf(row *tables.DRAAllocation) Sandbox {
+	return Sandbox{PodUID: row.PodUID, PodNamespace: row.ClaimNamespace, PodName: row.PodName}
 }
 
 // Ensure makes the kernel agree with the rows again after somebody else has changed something: a VLAN on the PF is put

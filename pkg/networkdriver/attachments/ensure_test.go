@@ -129,6 +129,73 @@ func TestEnsure(t *testing.T) {
 	require.Equal(t, 107, f.world.notedIndex, "and in the journal")
 }
 
+// A device that sends into another tenant's network, and cannot be put right, is taken out of its pod wherever that keeps it. It
+// comes back when it could be.
+func TestEnsureExpels(t *testing.T) {
+	pod := newSandbox("pod", "s1")
+	for name, tt := range map[string]struct {
+		// before is what happens to the link, or to the agent, before.
+		before func(f *fixture, vf fakeDevice)
+		ensure func(f *fixture)
+	}{
+		"in its pod": {ensure: func(f *fixture) { f.Ensure(t.Context(), sandboxesOf(pod)) }},
+		"moved on": {
+			before: func(f *fixture, vf fakeDevice) {
+				f.world.put(vf.ID, "nested")
+				f.Ensure(t.Context(), sandboxesOf(pod))
+				require.Equal(t, "Moved", f.row("vf").State())
+			},
+			ensure: func(f *fixture) { f.Ensure(t.Context(), sandboxesOf(pod)) },
+		},
+		"after a restart": {
+			before: func(f *fixture, _ fakeDevice) {
+				f.insert(f.row("vf").With(func(r *tables.DRAAllocation) { r.Attachment = nil }))
+			},
+			ensure: func(f *fixture) { f.Synchronize(t.Context(), []Sandbox{pod}) },
+		},
+		"in a former sandbox": {
+			before: func(f *fixture, vf fakeDevice) {
+				f.world.put(vf.ID, "/run/netns/s0")
+				f.insert(f.row("vf").With(func(r *tables.DRAAllocation) {
+					r.Attachment = &types.Attachment{SandboxID: "s0", NetNS: "/run/netns/s0"}
+				}))
+			},
+			ensure: func(f *fixture) { _ = f.Attach(t.Context(), pod) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			vf := f.prepareVF("vf", "0000:03:00.1")
+			require.NoError(t, f.Attach(t.Context(), pod))
+			if tt.before != nil {
+				tt.before(f, vf)
+			}
+			astray := types.AstrayError{Reason: "the PF has it in VLAN 6"}
+			f.world.fail["check vf"], f.world.fail["setup vf"] = astray, errors.New("refused")
+			f.world.takeCalls()
+			tt.ensure(f)
+			f.at(vf, "", "")
+			require.Equal(t, "set the device up again, since the PF has it in VLAN 6: refused", f.row("vf").Error)
+			require.Equal(t, 1, strings.Count(strings.Join(f.world.takeCalls(), " "), "detach vf"))
+			require.Empty(t, f.world.gates)
+			require.Len(t, f.world.events, 1)
+			require.Contains(t, f.world.events[0], "DeviceExpelled")
+			require.ErrorContains(t, f.Attach(t.Context(), pod), "refused", "containers do not start")
+
+			for range 2 {
+				f.Ensure(t.Context(), sandboxesOf(pod))
+			}
+			require.NotContains(t, f.world.takeCalls(), "detach vf", "once is enough")
+			require.Len(t, f.world.events, 1)
+			delete(f.world.fail, "setup vf")
+			f.Ensure(t.Context(), sandboxesOf(pod))
+			f.at(vf, pod.NetNS, "s1")
+			require.Empty(t, f.row("vf").Error)
+			require.NotEmpty(t, f.world.gates)
+		})
+	}
+}
+
 // The link of a VF that was made anew is on the host while its row says that it is in the pod.
 func TestEnsureAttachesAgain(t *testing.T) {
 	f := newFixture(t)

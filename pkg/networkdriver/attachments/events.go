@@ -9,6 +9,8 @@ const (
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonFailedAttach is that of a pod whose devices could not be attached.
 	ReasonFailedAttach = "FailedAttach"
+	// ReasonExpelled is that of a pod that has lost a device, which could not be kept from sending into another network.
+	ReasonExpelled = "DeviceExpelled"
 )
 
 // Events tell the owner of a pod what keeps it from running.

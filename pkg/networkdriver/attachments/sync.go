@@ -82,6 +82,7 @@ func (r *Room) settle(ctx context.Context, rows []*tables.DRAAllocation, sandbox
 	)
 	for _, m := range moves {
 		inPlace, err := r.locate(ctx, m, sandboxes)
+		r.expel(ctx, m)
 		switch {
 		case err != nil || m.err != nil:
 			m.err = errors.Join(m.err, err)

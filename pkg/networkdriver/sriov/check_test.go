@@ -46,6 +46,7 @@ func TestCheck(t *testing.T) {
 	node.kernel.vfs[pf][0] = VFSettings{VLAN: 6}
 	errs := check()
 	require.EqualError(t, errs[0], "the PF has it in VLAN 6 (priority 0) instead of 5")
+	require.ErrorAs(t, errs[0], &types.AstrayError{})
 	require.NoError(t, errs[1])
 	node.kernel.scans = 0
 	again, err := all[0].Device.Setup(t.Context(), withVLAN(5))

@@ -86,9 +86,18 @@ type Prepared struct {
 type Checker interface {
 	// Check says of each device how it differs from what Setup made of it, or why that cannot be told; nil for one that is as
 	// it should be. It changes nothing, and reads as little as it can, since every pod's start waits for it: what differs is
-	// for Setup to put back.
+	// for Setup to put back. An [AstrayError] says that the device must leave its pod until it is.
 	Check(ctx context.Context, devices []Prepared) []error
 }
+
+// AstrayError is what a [Checker] says of a device whose frames go where its claim does not have them go: a VF in another VLAN is
+// in another tenant's network.
+type AstrayError struct {
+	// Reason says where the device is, and where it should be.
+	Reason string
+}
+
+func (e AstrayError) Error() string { return e.Reason }
 
 // Rememberer is a device with a state of its own on the host, which Setup changes.
 type Rememberer interface {
