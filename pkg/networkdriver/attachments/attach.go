@@ -39,12 +39,18 @@ func (m *move) level(level slog.Level) slog.Level {
 
 // Attach puts all devices of the pod into the sandbox, or none. What is in place is not touched.
 func (r *Room) Attach(ctx context.Context, s Sandbox) error {
+	return r.AttachLate(ctx, s, func() bool { return true })
+}
+
+// AttachLate is [Room.Attach] for a sandbox that nobody waits with, and that may have ended. Whether it is still there is asked
+// when no [Room.Detach] can be at work on it.
+func (r *Room) AttachLate(ctx context.Context, s Sandbox, still func() bool) error {
 	rows, unlock, err := r.lockPod(ctx, s.PodUID)
 	if err != nil {
 		return fmt.Errorf("pod %s: %w", s.Pod(), err)
 	}
 	defer unlock()
-	if len(rows) == 0 {
+	if len(rows) == 0 || !still() {
 		return nil
 	}
 	if err := r.world.CheckNetNS(s.NetNS); err != nil {
@@ -139,10 +145,6 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 	}
 	m.now.Attachment = s.holds(attachment)
 	m.now.Attachment.Again, m.now.LostFrom = m.now.LostFrom == s.ID, ""
-	if ctx.Err() != nil {
-		// The runtime has been told that it failed.
-		m.err = fmt.Errorf("attached too late: %w", context.Cause(ctx))
-	}
 }
 
 // recover gets a link back that is neither on the host nor in the sandbox, as happens when the pod's former sandbox

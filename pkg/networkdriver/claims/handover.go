@@ -248,13 +248,11 @@ func (h *HandOver) prepareNext(ctx context.Context, w *wait, claim *resourceapi.
 
 // attach attaches to a sandbox that may have ended meanwhile.
 func (h *HandOver) attach(ctx context.Context, s attachments.Sandbox) error {
-	if err := h.preparer.Room.Attach(ctx, s); err != nil {
+	err := h.preparer.Room.AttachLate(ctx, s, func() bool {
+		return slices.ContainsFunc(h.preparer.Sandboxes.Sandboxes(s.PodNamespace), func(o attachments.Sandbox) bool { return o.ID == s.ID })
+	})
+	if err != nil {
 		h.events.Warn(s, attachments.ReasonFailedAttach, err.Error())
-		return err
 	}
-	still := slices.ContainsFunc(h.preparer.Sandboxes.Sandboxes(s.PodNamespace), func(o attachments.Sandbox) bool { return o.ID == s.ID })
-	if !still {
-		return h.preparer.Room.Detach(ctx, s)
-	}
-	return nil
+	return err
 }

@@ -82,9 +82,14 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	}
 	err := h.bounded(ctx, "attach", s, func(ctx context.Context) error {
 		return h.pods.Attach(ctx, s)
+	}, func() {
+		// The runtime takes it down, and says no more of it. Something may have been attached after the answer, or by others.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		h.logNotHome(s, h.pods.Detach(ctx, s))
 	})
 	if err != nil {
-		h.sandboxes.remove(s) // the runtime takes it down
+		h.sandboxes.remove(s)
 	}
 	return err
 }
@@ -99,9 +104,10 @@ func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	s := sandboxOf(pod)
 	var err error
 	if !h.pods.InPlace(s.PodUID, s.ID) {
+		// The sandbox goes on: what comes too late for this container is there for the next.
 		err = h.bounded(ctx, "late attach", s, func(ctx context.Context) error {
 			return h.pods.Attach(ctx, s)
-		})
+		}, nil)
 	}
 	if err == nil {
 		var devices []string
@@ -141,7 +147,11 @@ func (h *Hooks) release(ctx context.Context, pod *api.PodSandbox) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		return h.pods.Detach(ctx, s)
-	})
+	}, nil)
+	h.logNotHome(s, err)
+}
+
+func (h *Hooks) logNotHome(s attachments.Sandbox, err error) {
 	if err != nil {
 		h.log.Error("A device did not come home from a pod; it is tried again when its claim is unprepared",
 			"pod", s.Pod(), "sandbox", s.ID, "error", err)
@@ -185,16 +195,25 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 func (h *Hooks) Ensure(ctx context.Context) { h.pods.Ensure(ctx, h.sandboxes.of) }
 
 // bounded runs work and stops waiting for it after the hook's time: a netlink call to a busy PF cannot be cancelled.
-// The work then goes on with its context cancelled, and undoes what it did.
-func (h *Hooks) bounded(ctx context.Context, what string, s attachments.Sandbox, work func(context.Context) error) error {
+// The work then goes on with its context cancelled. When it has ended, and the answer was an error, undo is called, if there is one.
+func (h *Hooks) bounded(ctx context.Context, what string, s attachments.Sandbox, work func(context.Context) error, undo func()) error {
 	limit := h.hookTimeout()
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	result := make(chan error, 1)
+	result, gaveUp := make(chan error), make(chan struct{})
 	end := h.running.begin(what + " for pod " + s.Pod())
 	go func() {
 		defer end()
 		defer cancel()
-		result <- work(ctx)
+		err := work(ctx)
+		failed := err != nil
+		select {
+		case result <- err:
+		case <-gaveUp:
+			failed = true
+		}
+		if failed && undo != nil {
+			undo()
+		}
 	}()
 	select {
 	case err := <-result:
@@ -205,6 +224,7 @@ func (h *Hooks) bounded(ctx context.Context, what string, s attachments.Sandbox,
 	case err := <-result:
 		return err
 	default:
+		close(gaveUp)
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%s for pod %s takes longer than %s", what, s.Pod(), limit)

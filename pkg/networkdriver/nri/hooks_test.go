@@ -111,6 +111,39 @@ func TestSlowAttach(t *testing.T) {
 	require.Empty(t, f.hooks.Stuck(0))
 }
 
+// ATT-01: what was attached when the answer was given already is taken out of a sandbox that the runtime takes down, and stays in
+// one that goes on, where the next container finds it.
+func TestAttachAfterTheAnswer(t *testing.T) {
+	f := newFixture(t)
+	f.hooks.timeout.Store(int64(20 * time.Millisecond))
+	f.pods.deaf = true
+	f.pods.prepare("pod")
+	pod := newSandbox("pod", "s1")
+	release := f.pods.hold("attach s1")
+	require.ErrorContains(t, f.hooks.RunPodSandbox(t.Context(), pod), "takes longer than 20ms")
+	require.Empty(t, f.hooks.known())
+	release()
+	f.hooks.Wait()
+	require.Equal(t, []string{"attach s1", "detach s1"}, f.pods.takeCalls())
+	require.Empty(t, f.pods.where("pod"))
+
+	f.pods.failWith("attach s1", errors.New("no"))
+	require.ErrorContains(t, f.hooks.RunPodSandbox(t.Context(), pod), "no")
+	f.hooks.Wait()
+	require.Equal(t, []string{"attach s1", "detach s1"}, f.pods.takeCalls(), "others may have attached")
+	f.pods.failWith("attach s1", nil)
+
+	release = f.pods.hold("attach s1")
+	_, _, err := f.hooks.CreateContainer(t.Context(), pod, &api.Container{Name: "app"})
+	require.ErrorContains(t, err, "takes longer than 20ms")
+	release()
+	f.hooks.Wait()
+	require.Equal(t, "s1", f.pods.where("pod"))
+	_, _, err = f.hooks.CreateContainer(t.Context(), pod, &api.Container{Name: "app"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"attach s1"}, f.pods.takeCalls())
+}
+
 // The sandbox goes away whether or not its runtime still waits.
 func TestSlowDetachGoesOn(t *testing.T) {
 	f := newFixture(t)
