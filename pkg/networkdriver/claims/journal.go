@@ -80,8 +80,7 @@ func (r *Restorer) Judge(ctx context.Context, device string) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	held := err == nil && isHeld(claim, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
-	row.Releasing = !e.Settled || !held
+	row.Releasing = !e.Settled || err != nil || !r.isHolders(claim, e)
 	row.Held = !row.Releasing // whether it was in the pod is not known
 
 	lock, err := r.Room.Lock(ctx, e.ClaimUID)
@@ -137,6 +136,13 @@ func isHeld(claim *resourceapi.ResourceClaim, uid kubetypes.UID, owner Owner, po
 	return allotted && slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
 		return c.APIGroup == "" && c.Resource == "pods"
 	})
+}
+
+// isHolders says whether the claim, which may be nil, is held, and by the pod that the entry names. A former holder's device is given back,
+// and passed on from there: that pod must not get it again.
+func (r *Restorer) isHolders(claim *resourceapi.ResourceClaim, e *journal.Entry) bool {
+	return isHeld(claim, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name) &&
+		slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool { return c.UID == e.PodUID })
 }
 
 // IsHeld implements [attachments.ClaimReader].

@@ -70,6 +70,7 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		claim     func(id string) *resourceapi.ResourceClaim
 		unsettled bool
 		noPod     bool
+		alsoPod   bool // there is pod q too
 		empty     bool // the journal has no entry
 		restored  string
 		state     string
@@ -112,7 +113,10 @@ func TestRestoreFromTheJournal(t *testing.T) {
 		}, restored: "c", state: "Releasing"},
 		{name: "reserved for another pod", claim: func(id string) *resourceapi.ResourceClaim {
 			return newClaim("c", forPod("q"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
-		}, restored: "c", state: "Prepared"},
+		}, restored: "c", state: "Releasing"},
+		{name: "reserved for another pod that is here", claim: func(id string) *resourceapi.ResourceClaim {
+			return newClaim("c", forPod("q"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
+		}, alsoPod: true, restored: "c", state: "Releasing", owed: true},
 		{name: "reserved for nobody", claim: func(id string) *resourceapi.ResourceClaim {
 			c := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", journaled(id, as)))
 			c.Status.ReservedFor = nil
@@ -150,6 +154,9 @@ func TestRestoreFromTheJournal(t *testing.T) {
 			var pods []*corev1.Pod
 			if !tt.noPod {
 				pods = []*corev1.Pod{podWith("p", "c", "d")}
+			}
+			if tt.alsoPod {
+				pods = append(pods, podWith("q", "c"))
 			}
 			r := newRestored(t, api)
 			r.restorer.Journal = j
@@ -376,6 +383,8 @@ func TestJudge(t *testing.T) {
 		{name: "removed", mend: func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, api: newFakeAPI(held)},
 		{name: "mended", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
 			api: newFakeAPI(held), state: "Prepared"},
+		{name: "mended, and the claim is another pod's", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
+			api: newFakeAPI(newClaim("c", forPod("q"), with("net", "a"), fromClaim(parameters))), state: "Releasing"},
 		{name: "mended, and the claim is gone", mend: func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, good(t), 0o600)) },
 			api: newFakeAPI(), state: "Releasing"},
 		{name: "mended, and not to be undone", mend: func(t *testing.T, path string) {

@@ -121,7 +121,7 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	}
 	journaled, err := r.journaled(func(e *journal.Entry) bool {
 		return slices.ContainsFunc(claims, func(c *podClaim) bool {
-			return isHeld(c.object, e.ClaimUID, Owner{Driver: r.DriverName, Node: r.NodeName}, e.Pool, e.Name)
+			return r.isHolders(c.object, e)
 		})
 	})
 	if err != nil {
