@@ -13,33 +13,38 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // defaultHolderPatience is well below the 45 seconds that kubelet gives a Prepare.
 const defaultHolderPatience = 10 * time.Second
 
-// AwaitDevices waits until no other claim holds a device that the claim was allotted, or some seconds at most. A pod that
-// is deleted by force gives its claim back to the scheduler at once, before kubelet has ended the pod and unprepared the
-// claim. Refused, kubelet would try the next claim on the device again only after a minute or more.
+// AwaitDevices waits until the devices that the claim was allotted are there and no other claim holds one, or some seconds at most.
+// After a boot VFs are made while kubelet starts pods already. A pod that is deleted by force gives its claim back to the scheduler at
+// once, before kubelet has ended the pod and unprepared the claim. Refused, kubelet would try again only after a minute or more.
 func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
 	ctx, cancel := context.WithTimeout(ctx, p.HolderPatience)
 	defer cancel()
 	for _, result := range resultsOf(claim, p.DriverName) {
-		if ptr.Deref(result.AdminAccess, false) {
-			return // Prepare refuses it, whoever holds the device
+		if _, ours := pools.Configured(p.NodeName, result.Pool); !ours || ptr.Deref(result.AdminAccess, false) {
+			return // Prepare refuses it
 		}
 		for waited := false; ; waited = true {
-			rows, changed := p.Allocations.ListWatch(p.DB.ReadTxn(), tables.AllocationsByDevice(result.Device))
-			holder := otherHolder(rows, claim.UID)
-			if holder == nil {
+			txn := p.DB.ReadTxn()
+			rows, released := p.Allocations.ListWatch(txn, tables.AllocationsByDevice(result.Device))
+			prepared, holder := holdersOf(rows, claim.UID)
+			_, _, changed, found := p.Devices.GetWatch(txn, tables.DeviceByName(result.Device))
+			if holder == nil && (found || prepared) {
 				break
 			}
-			if !waited {
-				p.Logger.Info("Waiting for a device that another claim still holds", "device", result.Device,
-					"claim", RefOf(claim), "holder", holder.Claim(), "holderPod", holder.Pod())
+			if log := p.Logger.With("device", result.Device, "claim", RefOf(claim)); !waited && holder != nil {
+				log.Info("Waiting for a device that another claim still holds", "holder", holder.Claim(), "holderPod", holder.Pod())
+			} else if !waited {
+				log.Info("Waiting for a device that the node does not have yet")
 			}
 			select {
+			case <-released:
 			case <-changed:
 			case <-ctx.Done():
 				return
@@ -48,12 +53,15 @@ func (p *Preparer) AwaitDevices(ctx context.Context, claim *resourceapi.Resource
 	}
 }
 
-// otherHolder returns the first row of a claim other than the given one, or nil.
-func otherHolder(rows iter.Seq2[*tables.DRAAllocation, statedb.Revision], claim kubetypes.UID) *tables.DRAAllocation {
+// holdersOf says whether the given claim has a row among these, and returns the first one of another claim, or nil.
+func holdersOf(rows iter.Seq2[*tables.DRAAllocation, statedb.Revision], claim kubetypes.UID) (own bool, other *tables.DRAAllocation) {
 	for row := range rows {
-		if row.ClaimUID != claim {
-			return row
+		switch {
+		case row.ClaimUID == claim:
+			own = true
+		case other == nil:
+			other = row
 		}
 	}
-	return nil
+	return own, other
 }

@@ -29,6 +29,9 @@ func TestAwaitDevices(t *testing.T) {
 		require.NoError(t, err)
 	}
 	f.AwaitDevices(t.Context(), old)
+	f.AwaitDevices(t.Context(), newClaim("foreign", withResult(resourceapi.DeviceRequestAllocationResult{
+		Request: "net", Driver: testDriver, Pool: "node-2/pool", Device: "c",
+	})))
 
 	done := make(chan struct{})
 	go func() {
@@ -58,4 +61,30 @@ func TestAwaitDevices(t *testing.T) {
 	f.AwaitDevices(t.Context(), newClaim("admin", with("net", "b"), func(c *resourceapi.ResourceClaim) {
 		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
 	}))
+}
+
+// After a boot kubelet asks for devices that are being made. One that is prepared may be out of sight.
+func TestAwaitDevicesThatAreMade(t *testing.T) {
+	f := newFixture(t, "a")
+	f.HolderPatience = time.Hour
+	log := &testenv.LogBuffer{}
+	f.Logger = slog.New(slog.NewTextHandler(log, nil))
+	claim := newClaim("c", with("net", "a"), with("more", "b"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.AwaitDevices(t.Context(), claim)
+	}()
+	require.Eventually(t, func() bool {
+		return log.Count("Waiting for a device that the node does not have yet", "device=b", "claim=default/c") == 1
+	}, waitFor, tick)
+	f.addDevice(&fakeDevice{Name: "b"})
+	<-done
+	_, err := f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+
+	txn := f.db.WriteTxn(f.devices)
+	require.NoError(t, f.devices.DeleteAll(txn))
+	txn.Commit()
+	f.AwaitDevices(t.Context(), claim)
 }

@@ -258,7 +258,7 @@ func errNameTaken(request, name string, by holder) error {
 func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
 	txn := p.DB.ReadTxn()
 	for _, w := range devices {
-		if row := otherHolder(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
+		if _, row := holdersOf(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
 			return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
 				w.request, w.name, row.Claim(), row.ClaimUID, row.Pod(), row.PodUID)
 		}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -308,4 +309,19 @@ func (k *fakeKernel) WatchLinks(ctx context.Context, notify func()) error {
 			notify()
 		}
 	}
+}
+
+// await waits until nobody is at work on the PFs.
+func (p *provisioner) await(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		p.work.mu.Lock()
+		defer p.work.mu.Unlock()
+		for _, pf := range p.work.pfs {
+			if !pf.since.IsZero() {
+				return false
+			}
+		}
+		return true
+	}, time.Minute, time.Millisecond)
 }

@@ -107,8 +107,6 @@ func (m *Manager) Type() types.DeviceManagerType { return types.DeviceManagerTyp
 
 // Run implements [types.DeviceManager].
 func (m *Manager) Run(ctx context.Context, publish func(types.Snapshot)) error {
-	m.provisioner.provision(ctx)
-	m.provisioner.await(ctx)
 	var last *types.Snapshot
 	return rescan.Run(ctx, m.log, m.watch, func() error {
 		last = m.refresh(ctx, last, publish)

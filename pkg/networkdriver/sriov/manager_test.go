@@ -244,9 +244,9 @@ func sriovConfig(ifaces ...v2alpha1.SRIOVDeviceConfig) *v2alpha1.SRIOVDeviceMana
 func provision(t *testing.T, m *Manager) []types.Problem {
 	t.Helper()
 	m.provisioner.provision(t.Context())
-	m.provisioner.await(t.Context())
+	m.provisioner.await(t)
 	problems := m.provisioner.provision(t.Context())
-	m.provisioner.await(t.Context())
+	m.provisioner.await(t)
 	return problems
 }
 
@@ -326,18 +326,20 @@ func TestProvisionRetries(t *testing.T) {
 		m := node.manager(Params{Config: sriovConfig(v2alpha1.SRIOVDeviceConfig{IfName: pfName, VfCount: 4})})
 		node.attach(m)
 		r := run(t, m)
-		require.Len(t, r.published(), 1)
-		require.Len(t, r.published()[0].Problems, 1)
-		require.Contains(t, r.published()[0].Problems[0].Message, "set it up: network is down")
+		require.Equal(t, []string{"0+0"}, r.kinds(), "what is there is not kept waiting")
+		after(rescan.QuietPeriod)
+		require.Len(t, r.published(), 2)
+		require.Len(t, r.published()[1].Problems, 1)
+		require.Contains(t, r.published()[1].Problems[0].Message, "set it up: network is down")
 		after(retryInterval - time.Second)
 		require.Len(t, node.kernel.up, 1)
-		require.Len(t, r.published(), 1)
+		require.Len(t, r.published(), 2)
 		node.kernel.with(func() { node.kernel.setUpErr = nil })
 		after(2 * rescan.PollInterval)
 		require.Len(t, node.kernel.up, 2)
-		require.Len(t, r.published(), 2)
-		require.Empty(t, r.published()[1].Problems)
-		require.Len(t, r.published()[1].Devices, 4)
+		require.Len(t, r.published(), 3)
+		require.Empty(t, r.published()[2].Problems)
+		require.Len(t, r.published()[2].Devices, 4)
 	})
 }
 
@@ -426,7 +428,7 @@ func TestHungPF(t *testing.T) {
 		last := func(r *running) types.Snapshot { s := r.published(); return s[len(s)-1] }
 
 		r, stop := start(3)
-		after(startPatience)
+		after(0)
 		require.Equal(t, []string{"2+0"}, r.kinds(), "published while it hangs")
 		after(rescan.PollInterval)
 		require.Len(t, last(r).Problems, 1)
@@ -438,7 +440,7 @@ func TestHungPF(t *testing.T) {
 		// Another configuration reaches the rest, and the PF when it answers.
 		node.write(filepath.Join(bus, otherAddr, "sriov_numvfs"), "0")
 		r, stop = start(5)
-		after(startPatience + rescan.QuietPeriod)
+		after(rescan.QuietPeriod)
 		require.Len(t, last(r).Problems, 1)
 		require.ElementsMatch(t, []string{"ens1f0=3", "ens2f0=3", "ens2f0=5"}, writes)
 		close(hung)

@@ -27,8 +27,6 @@ const (
 	retryInterval = 30 * time.Second
 	// hangLimit is how long a PF may take until that is reported. With some cards making many VFs takes seconds.
 	hangLimit = 5 * time.Second
-	// startPatience is how long the first scan waits for VFs to be made: after a boot, pods need them at once.
-	startPatience = 3 * time.Second
 )
 
 // PFWork is the work on the node's PFs, which outlives the managers that began it: to read or write the number of a PF's VFs
@@ -56,10 +54,8 @@ func (w *PFWork) notify() {
 
 // pfState is what is known of the PF with a configured name.
 type pfState struct {
-	// since is when the goroutine at work on it began, zero for none, done is closed when it ends, and want is the number of
-	// VFs that it is to bring about.
+	// since is when the goroutine at work on it began, zero for none, and want is the number of VFs that it is to bring about.
 	since time.Time
-	done  chan struct{}
 	want  int
 	// found is what the last goroutine, for want VFs, found wrong.
 	found finding
@@ -134,26 +130,10 @@ func (p *provisioner) begin(ctx context.Context, name string, want int) finding 
 		known = pf.found
 	}
 	if pf.since.IsZero() {
-		pf.since, pf.want, pf.done = time.Now(), want, make(chan struct{})
+		pf.since, pf.want = time.Now(), want
 		go p.run(ctx, name, pf, want)
 	}
 	return known
-}
-
-// await waits for the work on the PFs to end, not for long.
-func (p *provisioner) await(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	for _, iface := range p.ifaces {
-		p.work.mu.Lock()
-		done := p.work.pfs[iface.IfName].done
-		p.work.mu.Unlock()
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // run works on one PF.
@@ -165,7 +145,6 @@ func (p *provisioner) run(ctx context.Context, name string, pf *pfState, want in
 		p.work.notify()
 	}
 	pf.found, pf.since = found, time.Time{}
-	close(pf.done)
 }
 
 // provisionPF brings the PF to the number of VFs, if it may, and returns what is wrong.

@@ -177,7 +177,7 @@ func (l *lab) testProvisioned(t *testing.T) {
 			ifaces: []v2alpha1.SRIOVDeviceConfig{{IfName: l.pfName, VfCount: want}},
 			write:  func(path, value string) error { return fmt.Errorf("unexpected write of %s to %s", value, path) }}
 		p.provision(t.Context())
-		p.await(t.Context())
+		p.await(t)
 		problems := p.provision(t.Context())
 		require.Len(t, problems, 1)
 		require.NotContains(t, problems[0].Message, "unexpected write")
