@@ -170,7 +170,7 @@ func (p *Place) BringHome(from *Place, link netlink.Link, id Identity, want Stat
 			}
 		}
 	}
-	if err := from.removeXDP(link, want); err != nil {
+	if err := from.removeXDP(link, want); err != nil && !errors.Is(err, unix.EBUSY) { // Restore says that it stays
 		return nil, err
 	}
 	move := Difference(link, want)

@@ -20,7 +20,12 @@ import (
 func (p *Place) Restore(link netlink.Link, want State) (taken []string, err error) {
 	attrs := link.Attrs()
 	todo := Difference(link, want)
-	errs := []error{p.removeXDP(link, want)}
+	var errs []error
+	if err := p.removeXDP(link, want); errors.Is(err, unix.EBUSY) {
+		p.log.Warn("An XDP program stays on the link until the process that holds it ends", "interface", attrs.Name, "error", err)
+	} else {
+		errs = append(errs, err)
+	}
 	for _, alt := range attrs.AltNames {
 		// One that is the name to be restored would keep the link from getting it.
 		if !slices.Contains(want.AltNames, alt) {
@@ -63,18 +68,13 @@ func (p *Place) Restore(link netlink.Link, want State) (taken []string, err erro
 	return taken, nil
 }
 
-// removeXDP takes a program off that is not the host's.
+// removeXDP takes a program off that is not the host's. The error wraps EBUSY for one that stays since a process holds it.
 func (p *Place) removeXDP(link netlink.Link, want State) error {
 	xdp := link.Attrs().Xdp
 	if xdp == nil || !xdp.Attached || xdp.ProgId == want.XDP {
 		return nil
 	}
-	err := p.RemoveXDP(link)
-	if errors.Is(err, unix.EBUSY) {
-		p.log.Warn("An XDP program stays on the link until the process that holds it ends", "interface", link.Attrs().Name, "error", err)
-		return nil
-	}
-	return err
+	return p.RemoveXDP(link)
 }
 
 // nameFor returns the name that a link of the namespace is to get: the wanted one, or if another link has that, a stand-in,

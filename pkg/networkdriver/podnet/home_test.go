@@ -4,17 +4,23 @@
 package podnet
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/nic"
 )
@@ -273,6 +279,45 @@ func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 	require.NoError(t, attachXDP(f.host, "v0", prog, nl.XDP_FLAGS_DRV_MODE))
 	require.NoError(t, f.Detach(f.ctx, "", dev))
 	require.False(t, f.host.link("v0").Attrs().Xdp.Attached, "left from a namespace that died")
+}
+
+// A program that a process holds by a BPF link stays, which is said once.
+func TestXDPThatIsHeld(t *testing.T) {
+	f := setup(t)
+	var log bytes.Buffer
+	f.Mover = New(slog.New(slog.NewTextHandler(&log, nil)), Config{HostNetNS: f.host.path, Sysfs: t.TempDir()})
+	dev := f.host.addLink("v0")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	require.NoError(t, err)
+	linkXDP(f.pod, "net1", testenv.XDP(t))
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	require.True(t, f.host.link("v0").Attrs().Xdp.Attached)
+	require.Equal(t, 1, strings.Count(log.String(), "An XDP program stays on the link"), log.String())
+}
+
+// linkXDP attaches the program by a BPF link, which is held until the test ends.
+func linkXDP(ns *testNS, name string, prog int) {
+	ns.tb.Helper()
+	attr := struct {
+		prog, target, attachType, flags uint32
+		_                               [112]byte
+	}{prog: uint32(prog), target: uint32(ns.link(name).Attrs().Index), attachType: unix.BPF_XDP}
+	require.NoError(ns.tb, osthread.Run(func() error {
+		handle, err := netns.GetFromPath(ns.path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = handle.Close() }()
+		if err := netns.Set(handle); err != nil {
+			return err
+		}
+		fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_LINK_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+		if errno != 0 {
+			return fmt.Errorf("attach an XDP program by a BPF link: %w", errno)
+		}
+		ns.tb.Cleanup(func() { _ = unix.Close(int(fd)) })
+		return nil
+	}))
 }
 
 func attachXDP(ns *testNS, name string, prog, mode int) error {
