@@ -25,11 +25,13 @@ type privilege struct {
 	// log is what the agent says without it. With pod it says nothing before it has something to do, and the event of a
 	// pod with a claim says this.
 	log, pod string
+	// journal says that nothing but the next agent misses it: without it the journal is in the agent's own volume, where the
+	// agent cannot tell, and not on the node.
+	journal bool
 }
 
 // privileges are all that the chart gives the agent, but for SYS_PTRACE and the host's process ids, without which it
-// does not find a namespace that only a process of another user holds: the chart's TestCapabilities has that. And but for the
-// mount of the journal, which is missed only by the next agent: without it the journal is in the pod's own volume.
+// does not find a namespace that only a process of another user holds: the chart's TestCapabilities has that.
 var privileges = []privilege{
 	{name: "kube-api-access", drop: mount("kube-api-access"), log: `serviceaccount/token: no such file`},
 	{name: "config", drop: mount("config"), log: `/etc/cilium-network-driver.*no such file`},
@@ -38,6 +40,7 @@ var privileges = []privilege{
 	{name: "kubelet-registry", drop: mount("kubelet-registry"), log: `plugins_registry.*(read-only file system|no such file)`},
 	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},
 	{name: "cdi", drop: mount("cdi"), pod: `CDI spec files?: .*read-only file system`},
+	{name: "journal", drop: mount("journal"), journal: true},
 	{name: "netns", drop: mount("netns"), pod: `network namespace .* of the pod is gone`},
 	{name: "sys-devices", drop: mount("sys-devices"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
@@ -71,7 +74,7 @@ func (e *T) dropPrivileges() {
 	template := set.Spec.Template
 	for _, v := range template.Spec.Containers[0].VolumeMounts {
 		tried := slices.ContainsFunc(privileges, func(p privilege) bool { return p.name == v.Name })
-		require.True(e, tried || v.Name == "journal", "mount %s is not tried", v.Name)
+		require.True(e, tried, "mount %s is not tried", v.Name)
 	}
 	e.user(`helm upgrade network-driver ./install/helm/cilium-network-driver -n kube-system --reuse-values --set agent.nodeSelector.none=here
 kubectl -n kube-system wait pod -l app.kubernetes.io/name=cilium-network-driver,app.kubernetes.io/component=agent --for=delete --timeout=3m`)
@@ -134,6 +137,16 @@ func (e *T) runWithout(p privilege, template corev1.PodTemplateSpec) {
 	object.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
 	_, err = e.Client.CoreV1().Pods(e.ns).Create(e.ctx, object, metav1.CreateOptions{})
 	require.NoError(e, err)
+	if p.journal {
+		e.running(user)
+		device := e.claimOf(user).Status.Allocation.Devices.Results[0].Device
+		require.Empty(e, e.onNode(e.node, "find /run/cilium/networkdriver -name "+device+".json"))
+		require.Equal(e, "journal", e.onNode(e.node, `for pid in $(pgrep -x cilium-agent); do
+	test -e /proc/$pid/root/run/cilium/networkdriver/`+device+`.json && echo journal; done; true`))
+		// The next agent would not know what to give back.
+		e.deletePods(user)
+		return
+	}
 	e.eventually("event of the pod", func() string { return says(strings.Join(e.events(user), "\n"), p.pod) })
 	// The pod and its claim stay until an agent that can has freed the device.
 	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, user, metav1.DeleteOptions{}))
