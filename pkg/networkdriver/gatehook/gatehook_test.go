@@ -46,7 +46,7 @@ func stateOf(pid int, annotation, sandbox string) string {
 }
 
 // put makes the file say where the devices are, as the agent does.
-func put(t *testing.T, file string, p Place) {
+func put(t testing.TB, file string, p Place) {
 	t.Helper()
 	data, err := json.Marshal(p)
 	require.NoError(t, err)
@@ -163,4 +163,33 @@ func TestRuntimeThatWritesNoState(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
 	require.ErrorContains(t, Run(r, newFile(t)), "did not come")
+}
+
+// BenchmarkProgram is what the hook costs a container's start, beside a program that does nothing, which is the price of any
+// hook.
+func BenchmarkProgram(b *testing.B) {
+	dir := b.TempDir()
+	program, file := filepath.Join(dir, "hook"), filepath.Join(dir, "uid"+Suffix)
+	build := exec.CommandContext(b.Context(), "go", "build", "-ldflags=-s -w", "-o", program, "../../../cmd/networkdriver-hook")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(b, err, "%s", out)
+	ns, err := netnamespace.Open("/proc/self/ns/net")
+	require.NoError(b, err)
+	ns.Close()
+	put(b, file, Place{NetNS: ns.ID, Sandbox: "s1"})
+	took := func(name string, args ...string) time.Duration {
+		cmd := exec.CommandContext(b.Context(), name, args...)
+		cmd.Stdin = strings.NewReader(stateOf(os.Getpid(), sandboxAnnotations[0], "s1"))
+		start := time.Now()
+		require.NoError(b, cmd.Run())
+		return time.Since(start)
+	}
+	var hook, nothing time.Duration
+	for b.Loop() {
+		hook += took(program, file)
+		nothing += took("true")
+	}
+	b.ReportMetric(float64(hook.Microseconds())/float64(b.N), "µs/hook")
+	b.ReportMetric(float64(nothing.Microseconds())/float64(b.N), "µs/true")
 }
