@@ -2,10 +2,10 @@
 // Copyright Authors of Cilium
 
 // Package gatehook is the last line of the gate before a claim's containers, of which package cdi is the first. A container
-// that lists a claim is created while the claim's devices are in a sandbox, be it the container's or another one: that of
-// another pod of the claim, or a former one of the same pod. The agent tells them apart, and while that is away a hook of
-// the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
-// has started (createRuntime). What it is told by the runtime depends on what tenants write, so that it believes nothing else.
+// that lists a claim is created while the claim's devices are in a sandbox, be it the container's own or another one: that
+// of another pod of the claim, or a former one of the same pod. The agent tells them apart, and while that is away a hook
+// of the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
+// has started (createRuntime). It takes what tenants may have a part in, such as annotations, for nothing but a reason to refuse.
 package gatehook
 
 import (
