@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Command install-cni copies programs into a node's directory of CNI plugins. Its image has no shell and no cp.
+// Command install-cni copies programs into a directory of the node, such as that of CNI plugins. Its image has no shell and
+// no cp.
 package main
 
 import (
@@ -25,7 +26,7 @@ func main() {
 func command() *cobra.Command {
 	to := ""
 	cmd := &cobra.Command{
-		Use: "install-cni PROGRAM...", Short: "Copy CNI plugins to where the container runtime looks for them",
+		Use: "install-cni PROGRAM...", Short: "Copy programs to where the container runtime looks for them",
 		Version: version.String(), SilenceUsage: true,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, programs []string) error {
@@ -39,7 +40,7 @@ func command() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "/host/opt/cni/bin", "Directory of the node's CNI plugins")
+	cmd.Flags().StringVar(&to, "to", "/host/opt/cni/bin", "Directory of the node, by default that of CNI plugins")
 	return cmd
 }
 

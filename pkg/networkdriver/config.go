@@ -22,6 +22,7 @@ type Config struct {
 	NRISocketPath             string
 	NRIPluginIndex            string
 	CDISpecDir                string
+	GateHookPath              string
 	JournalDir                string
 
 	AutoCreateCiliumNodeResource bool
@@ -37,6 +38,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
 	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
 	flags.String("cdi-spec-dir", c.CDISpecDir, "Folder of CDI spec files that the container runtime reads, and that a reboot empties")
+	flags.String("gate-hook-path", c.GateHookPath, "The program networkdriver-hook on the node, by a path that is the agent's too; the runtime calls it for containers that list a claim (default none)")
 	flags.String("journal-dir", c.JournalDir, "Directory on the node, and gone with a reboot, where the driver notes what it changes, so that it can be undone; not the pod's own")
 	flags.Bool("auto-create-cilium-node-resource", c.AutoCreateCiliumNodeResource, "Make the node's CiliumNode and keep its labels like the Node's; off beside Cilium, which does that")
 }

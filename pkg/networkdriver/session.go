@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -44,6 +45,9 @@ type room struct {
 
 // ensureInterval is how long a change that somebody makes to a prepared device goes unnoticed.
 const ensureInterval = 10 * time.Second
+
+// placesDir is the folder in the journal's directory with what the gate hook reads.
+const placesDir = "gates"
 
 // rooms are the parts of a session in the order in which they open: the allocations are restored, the device managers
 // fill the inventory, the runtime is connected, what others change is put back, and then kubelet may call. They close in the reverse order.
@@ -133,7 +137,10 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, JournalID: d.journal.ID,
 	})
-	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
+	s.gate = cdi.NewFiles(cdi.Params{
+		Logger: s.log, Folder: d.Config.CDISpecDir, Driver: spec.DriverName,
+		Hook: d.Config.GateHookPath, Places: filepath.Join(d.Config.JournalDir, placesDir),
+	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,

@@ -50,6 +50,9 @@ const (
 	operatorAccount = "cilium-network-driver-operator"
 )
 
+// HookPath is the gate hook's on the nodes, which is the chart's.
+const HookPath = "/opt/cilium-network-driver/networkdriver-hook"
+
 const (
 	dbg       = "cilium-dbg"
 	namespace = "kube-system"
@@ -108,6 +111,9 @@ func (c *Cluster) Install(ctx context.Context, programs string) error {
 		}
 	}
 	for _, n := range c.Nodes() {
+		if err := n.CopyFile(ctx, filepath.Join(programs, filepath.Base(HookPath)), HookPath); err != nil {
+			return fmt.Errorf("gate hook of %s: %w", n.Name(), err)
+		}
 		for _, account := range []string{agentAccount, operatorAccount} {
 			if err := c.writeKubeconfig(ctx, n, account); err != nil {
 				return fmt.Errorf("kubeconfig of %s on %s: %w", account, n.Name(), err)
@@ -117,13 +123,16 @@ func (c *Cluster) Install(ctx context.Context, programs string) error {
 	return nil
 }
 
-// Uninstall stops the agents on all nodes and deletes what Install has made in the cluster.
+// Uninstall stops the agents on all nodes, takes the gate hook from these, and deletes what Install has made in the cluster.
 func (c *Cluster) Uninstall(ctx context.Context) error {
 	for _, n := range c.Nodes() {
 		if state, err := n.Process(ctx, Agent); err == nil && state.Running {
 			if _, err := n.Stop(ctx, Agent); err != nil {
 				return fmt.Errorf("stop the agent on %s: %w", n.Name(), err)
 			}
+		}
+		if _, err := n.Run(ctx, "rm -rf "+filepath.Dir(HookPath)); err != nil {
+			return fmt.Errorf("gate hook of %s: %w", n.Name(), err)
 		}
 	}
 	for _, manifest := range neededManifests {
@@ -217,6 +226,7 @@ func (c *Cluster) StartAgent(ctx context.Context, n *lab.Node, flags ...string) 
 	args := append([]string{
 		filepath.Join(lab.ShareDir, Agent), "--enable-network-driver", "--node-name=" + n.Name(),
 		"--k8s-kubeconfig-path=" + kubeconfigPath(agentAccount), "--prometheus-serve-addr=127.0.0.1:9962",
+		"--gate-hook-path=" + HookPath,
 	}, flags...)
 	return n.Start(ctx, Agent, args...)
 }

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cilium/networkdriver/test/deploy"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -243,6 +244,10 @@ func (e *T) uninstall() {
 			}
 			return ""
 		})
+	}
+	// A pod that still ran would need it.
+	for _, n := range e.nodes {
+		require.Equal(e, "networkdriver-hook", e.onNode(n, "ls -A "+filepath.Dir(deploy.HookPath)))
 	}
 	left := strings.Fields(e.user("kubectl -n kube-system get pods,secrets,configmaps,serviceaccounts,leases -o name"))
 	left = slices.DeleteFunc(left, func(name string) bool { return !strings.Contains(name, "network-driver") })

@@ -41,6 +41,7 @@ var privileges = []privilege{
 	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},
 	{name: "cdi", drop: mount("cdi"), pod: `CDI spec files?: .*read-only file system`},
 	{name: "journal", drop: mount("journal"), journal: true},
+	{name: "gate-hook", drop: mount("gate-hook"), log: `gate hook is not in place.*/networkdriver-hook: no such file`},
 	{name: "netns", drop: mount("netns"), pod: `network namespace .* of the pod is gone`},
 	{name: "sys-devices", drop: mount("sys-devices"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
@@ -108,6 +109,7 @@ func (e *T) runWithout(p privilege, template corev1.PodTemplateSpec) {
 	// A kubelet refuses a pod for good whose port it still has down for the last one, though that is gone from the API. On
 	// the host's network the agent listens without it.
 	spec.Containers[0].Ports = nil
+	spec.InitContainers = nil // what they install is there
 	p.drop(&spec)
 	pod, err := agents.Create(e.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "agent-without-" + p.name}, Spec: spec}, metav1.CreateOptions{})
 	require.NoError(e, err)

@@ -38,6 +38,9 @@ func TestSchema(t *testing.T) {
 		{"agent.capabilities={cap_net_admin}", "/agent/capabilities/0", "does not match pattern"},
 		{"agent.kubeletRootDir=/var/lib/kubelet #b", "/agent/kubeletRootDir", "does not match pattern"},
 		{"agent.nriSocketPath=/nri.sock", "/agent/nriSocketPath", "does not match pattern"},
+		{"agent.gateHook=true", "/agent/gateHook", "want object"},
+		{"agent.gateHook.hostDir=/", "/agent/gateHook/hostDir", "does not match pattern"},
+		{"agent.gateHook.hostDir=/usr/bin", "/agent/gateHook/hostDir", "not"}, // the agent's own is there
 		{"agent.priorityClassName=a: b", "/agent/priorityClassName", "does not match pattern"},
 		{`agent.podLabels.app\.kubernetes\.io/name=x`, "/agent/podLabels/app.kubernetes.io~1name", "false schema"},
 		{"operator.podAnnotations.checksum/config=x", "/operator/podAnnotations/checksum~1config", "false schema"},

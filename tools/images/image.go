@@ -27,7 +27,7 @@ import (
 var images = []image{
 	{
 		name: "cilium/network-driver-agent", program: "cilium-agent",
-		others:      []string{"cilium-dbg", "amd-host-device", "install-cni"},
+		others:      []string{"cilium-dbg", "amd-host-device", "install-cni", "networkdriver-hook"},
 		description: "Cilium Network Driver: the agent",
 	},
 	{

@@ -87,7 +87,7 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 			return fmt.Errorf("%s: %w", describe(row), m.err)
 		}
 	}
-	if err := r.openGates(claimsOf(rows), s.ID); err != nil {
+	if err := r.openGates(claimsOf(rows), s.holds(&types.Attachment{})); err != nil {
 		for _, m := range moves {
 			m.err = err
 		}

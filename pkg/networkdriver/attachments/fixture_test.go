@@ -20,6 +20,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -66,6 +67,7 @@ type fakeWorld struct {
 	withdrawn []tables.ClaimRef
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
+	opened    cdi.Gate                 // the last one
 	noted     map[string]bool          // settled, by device of the journal
 	// notedIndex is the link's index in the last entry.
 	notedIndex int

@@ -11,12 +11,13 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // Gate holds back the containers that list a claim while its devices are not in a sandbox; [cdi.Files] is the one.
 type Gate interface {
-	// OpenGate lets containers start that list one of the claim's requests, and has them marked with the sandbox.
-	OpenGate(claim kubetypes.UID, sandbox string, requests []string) error
+	// OpenGate lets containers start that list one of the claim's requests and are in the sandbox, and has them marked with it.
+	OpenGate(cdi.Gate) error
 	// CloseGate holds them back, now or as soon as that is possible.
 	CloseGate(claim kubetypes.UID)
 	// CloseOtherGates closes all gates but those of the claims.
@@ -25,17 +26,16 @@ type Gate interface {
 	ReadMarkers(environment, devices []string) []cdi.Marker
 }
 
-// openGates opens the gates of claims whose devices are all in the sandbox. The claims' locks are needed.
-func (r *Room) openGates(claims []kubetypes.UID, sandbox string) error {
+// openGates opens the gates of claims whose devices are all in the place. The claims' locks are needed.
+func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 	for _, claim := range claims {
-		var requests []string
-		var ref tables.ClaimRef
+		gate := cdi.Gate{Claim: claim, Sandbox: in.SandboxID, NetNS: in.NetNS}
 		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
-			requests = append(requests, row.Request)
-			ref = row.ClaimRef()
+			gate.Requests = append(gate.Requests, row.Request)
+			gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
 		}
-		if err := r.world.OpenGate(claim, sandbox, requests); err != nil {
-			return fmt.Errorf("let containers use claim %s: %w", ref, err)
+		if err := r.world.OpenGate(gate); err != nil {
+			return fmt.Errorf("let containers use claim %s: %w", gate.ClaimName, err)
 		}
 	}
 	return nil
@@ -44,23 +44,23 @@ func (r *Room) openGates(claims []kubetypes.UID, sandbox string) error {
 // syncGates opens or closes the gates of the pod's claims by what the rows say. The claims' locks are needed.
 func (r *Room) syncGates(pod kubetypes.UID) {
 	for _, claim := range claimsOf(r.rowsOfPod(pod)) {
-		if sandbox, ok := r.sandboxOf(claim); ok {
-			_ = r.openGates([]kubetypes.UID{claim}, sandbox) // the gate is tried again by itself
+		if in := r.placeOf(claim); in != nil {
+			_ = r.openGates([]kubetypes.UID{claim}, in) // the gate is tried again by itself
 		} else {
 			r.world.CloseGate(claim)
 		}
 	}
 }
 
-// sandboxOf returns the one sandbox that all devices of the claim are in, to stay.
-func (r *Room) sandboxOf(claim kubetypes.UID) (sandbox string, ok bool) {
+// placeOf returns an attachment to the one sandbox that all devices of the claim are in, to stay.
+func (r *Room) placeOf(claim kubetypes.UID) (in *types.Attachment) {
 	for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
-		if row.Releasing || row.Attachment == nil || ok && row.Attachment.SandboxID != sandbox {
-			return "", false
+		if row.Releasing || row.Attachment == nil || in != nil && row.Attachment.SandboxID != in.SandboxID {
+			return nil
 		}
-		sandbox, ok = row.Attachment.SandboxID, true
+		in = row.Attachment
 	}
-	return sandbox, ok
+	return in
 }
 
 // Alive says whether the sandbox has a network namespace that devices can be attached to.

@@ -17,14 +17,15 @@ import (
 )
 
 // OpenGate notes which containers may start.
-func (w *fakeWorld) OpenGate(claim kubetypes.UID, sandbox string, requests []string) error {
+func (w *fakeWorld) OpenGate(g cdi.Gate) error {
 	w.write().Abort()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.fail["open "+string(claim)]; err != nil {
+	if err := w.fail["open "+string(g.Claim)]; err != nil {
 		return err
 	}
-	w.gates[claim] = sandbox + " " + strings.Join(requests, ",")
+	w.gates[g.Claim] = g.Sandbox + " " + strings.Join(g.Requests, ",")
+	w.opened = g
 	return nil
 }
 
@@ -79,6 +80,13 @@ func TestGateFollowsTheDevices(t *testing.T) {
 	require.Empty(t, f.gate("pod"))
 	require.NoError(t, f.Attach(t.Context(), pod))
 	require.Equal(t, "s1 net,user", f.gate("pod"))
+	opened := cdi.Gate{
+		Claim: "claim-of-pod", Requests: []string{"net", "user"}, Sandbox: "s1", NetNS: pod.NetNS, ClaimName: "default/claim", Pod: "default/pod",
+	}
+	require.Equal(t, opened, f.world.opened)
+	f.world.opened = cdi.Gate{}
+	f.Synchronize(t.Context(), []Sandbox{pod})
+	require.Equal(t, opened, f.world.opened)
 
 	// It is closed before the first link leaves.
 	release := f.world.hold("detach a")

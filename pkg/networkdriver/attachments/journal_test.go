@@ -203,7 +203,7 @@ func (l life) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
 	return make([]error, len(rows))
 }
 
-func (l life) OpenGate(kubetypes.UID, string, []string) error  { return nil }
+func (l life) OpenGate(cdi.Gate) error                         { return nil }
 func (l life) CloseGate(kubetypes.UID)                         {}
 func (l life) CloseOtherGates([]kubetypes.UID)                 {}
 func (l life) ReadMarkers(_, _ []string) []cdi.Marker          { return nil }

@@ -23,8 +23,12 @@ const (
 	other  = kubetypes.UID("c1a1b2c3-3b54-4e0c-9f32-6f5cba601fbf")
 )
 
-func newFiles(t *testing.T, folder string) *Files {
-	return NewFiles(slog.New(slog.DiscardHandler), folder, driver)
+func newFiles(_ testing.TB, folder string) *Files {
+	return NewFiles(Params{Logger: slog.New(slog.DiscardHandler), Folder: folder, Driver: driver})
+}
+
+func gateOf(claim kubetypes.UID, sandbox string, requests ...string) Gate {
+	return Gate{Claim: claim, Sandbox: sandbox, Requests: requests}
 }
 
 // resolve does what a runtime does with the CDI devices of a container.
@@ -46,7 +50,7 @@ func TestGate(t *testing.T) {
 	require.Equal(t, driver+"/claim="+string(claim)+"_lan", lan)
 	f.CloseGate(claim) // of a claim that has none, without a folder
 
-	require.NoError(t, f.OpenGate(claim, "sandbox1", []string{"wan", "lan/fast", "lan/slow"}))
+	require.NoError(t, f.OpenGate(gateOf(claim, "sandbox1", "wan", "lan/fast", "lan/slow")))
 	for _, ids := range [][]string{{lan}, {wan}, {lan, wan}} {
 		markers, err := resolve(t, folder, ids...)
 		require.NoError(t, err)
@@ -55,7 +59,7 @@ func TestGate(t *testing.T) {
 	_, err := resolve(t, folder, ID(driver, other, "lan"))
 	require.ErrorContains(t, err, "unresolvable")
 
-	require.NoError(t, f.OpenGate(claim, "sandbox2", []string{"lan"}))
+	require.NoError(t, f.OpenGate(gateOf(claim, "sandbox2", "lan")))
 	markers, err := resolve(t, folder, lan)
 	require.NoError(t, err)
 	require.Equal(t, []Marker{{claim, "sandbox2"}}, markers)
@@ -69,8 +73,8 @@ func TestGate(t *testing.T) {
 func TestMarkersOfOneEnvironment(t *testing.T) {
 	folder := t.TempDir()
 	f := newFiles(t, folder)
-	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
-	require.NoError(t, f.OpenGate(other, "s", []string{"net"}))
+	require.NoError(t, f.OpenGate(gateOf(claim, "s", "net")))
+	require.NoError(t, f.OpenGate(gateOf(other, "s", "net")))
 	markers, err := resolve(t, folder, ID(driver, claim, "net"), ID(driver, other, "net"))
 	require.NoError(t, err)
 	require.ElementsMatch(t, []Marker{{claim, "s"}, {other, "s"}}, markers)
@@ -82,7 +86,7 @@ func TestVersion(t *testing.T) {
 	folder := t.TempDir()
 	f := newFiles(t, folder)
 	for uid, want := range map[kubetypes.UID]string{claim: "0.5.0", other: "0.3.0"} {
-		require.NoError(t, f.OpenGate(uid, "s", []string{"net"}))
+		require.NoError(t, f.OpenGate(gateOf(uid, "s", "net")))
 		content, err := os.ReadFile(f.path(uid))
 		require.NoError(t, err)
 		require.Contains(t, string(content), `"cdiVersion":"`+want+`"`)
@@ -93,8 +97,8 @@ func TestVersion(t *testing.T) {
 // TestVendor makes a kind of a driver's name that begins with a digit.
 func TestVendor(t *testing.T) {
 	folder := t.TempDir()
-	f := NewFiles(slog.New(slog.DiscardHandler), folder, "10g.example.com")
-	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	f := NewFiles(Params{Logger: slog.New(slog.DiscardHandler), Folder: folder, Driver: "10g.example.com"})
+	require.NoError(t, f.OpenGate(gateOf(claim, "s", "net")))
 	_, err := resolve(t, folder, ID("10g.example.com", claim, "net"))
 	require.NoError(t, err)
 }
@@ -102,10 +106,10 @@ func TestVendor(t *testing.T) {
 // TestUnchanged leaves a file alone that is right already.
 func TestUnchanged(t *testing.T) {
 	f := newFiles(t, t.TempDir())
-	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
+	require.NoError(t, f.OpenGate(gateOf(claim, "s", "net")))
 	before, err := os.Stat(f.path(claim))
 	require.NoError(t, err)
-	require.NoError(t, newFiles(t, f.folder).OpenGate(claim, "s", []string{"net"}))
+	require.NoError(t, newFiles(t, f.Folder).OpenGate(gateOf(claim, "s", "net")))
 	after, err := os.Stat(f.path(claim))
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after))
@@ -115,12 +119,12 @@ func TestUnchanged(t *testing.T) {
 func TestCloseOtherGates(t *testing.T) {
 	f := newFiles(t, filepath.Join(t.TempDir(), "cdi"))
 	f.CloseOtherGates(nil)
-	require.NoError(t, f.OpenGate(claim, "s", []string{"net"}))
-	require.NoError(t, f.OpenGate(other, "s", []string{"net"}))
-	foreign := filepath.Join(f.folder, driver+"_metadata_"+string(other)+".json")
+	require.NoError(t, f.OpenGate(gateOf(claim, "s", "net")))
+	require.NoError(t, f.OpenGate(gateOf(other, "s", "net")))
+	foreign := filepath.Join(f.Folder, driver+"_metadata_"+string(other)+".json")
 	require.NoError(t, os.WriteFile(foreign, nil, 0o644))
 
-	newFiles(t, f.folder).CloseOtherGates([]kubetypes.UID{claim})
+	newFiles(t, f.Folder).CloseOtherGates([]kubetypes.UID{claim})
 	require.FileExists(t, f.path(claim))
 	require.NoFileExists(t, f.path(other))
 	require.FileExists(t, foreign)
@@ -132,7 +136,7 @@ func TestRepair(t *testing.T) {
 	require.NoError(t, os.WriteFile(folder, nil, 0o644), "a file in the place of the folder")
 	f := newFiles(t, folder)
 	_, changed := f.State()
-	require.ErrorContains(t, f.OpenGate(claim, "s", []string{"net"}), folder)
+	require.ErrorContains(t, f.OpenGate(gateOf(claim, "s", "net")), folder)
 	<-changed
 	state, changed := f.State()
 	require.ErrorContains(t, state.Problem, folder)
@@ -196,9 +200,9 @@ func TestReadMarkers(t *testing.T) {
 // claims; and what it costs the driver.
 func BenchmarkRuntime(b *testing.B) {
 	folder := b.TempDir()
-	f := NewFiles(slog.New(slog.DiscardHandler), folder, driver)
+	f := newFiles(b, folder)
 	for i := range 256 {
-		require.NoError(b, f.OpenGate(kubetypes.UID(fmt.Sprintf("%08x-3b54-4e0c-9f32-6f5cba601fbf", i)), strings.Repeat("s", 64), []string{"net"}))
+		require.NoError(b, f.OpenGate(gateOf(kubetypes.UID(fmt.Sprintf("%08x-3b54-4e0c-9f32-6f5cba601fbf", i)), strings.Repeat("s", 64), "net")))
 	}
 	b.Run("rescan", func(b *testing.B) {
 		cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(folder))
@@ -209,7 +213,7 @@ func BenchmarkRuntime(b *testing.B) {
 	})
 	b.Run("open and close", func(b *testing.B) {
 		for b.Loop() {
-			require.NoError(b, f.OpenGate(claim, "s", []string{"net"}))
+			require.NoError(b, f.OpenGate(gateOf(claim, "s", "net")))
 			f.CloseGate(claim)
 		}
 	})

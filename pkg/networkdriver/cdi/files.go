@@ -23,48 +23,86 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/pause"
+	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
 // repairInterval is how long a file may be other than it shall be, if that can be helped.
 const repairInterval = 10 * time.Second
 
+// createRuntime is when the hook runs: the container has its namespaces, and nothing of it has started.
+const createRuntime = "createRuntime"
+
+// Params are what [Files] work with.
+type Params struct {
+	Logger *slog.Logger
+	// Folder is where the runtime reads CDI spec files. It need not be there.
+	Folder string
+	// Driver is the driver's name.
+	Driver string
+	// Hook is the program of package gatehook, by its path on the node, which has to be the agent's too; empty for none.
+	Hook string
+	// Places is the folder with what the hook is told, on the node.
+	Places string
+}
+
 // Files are the CDI spec files of a driver's claims in one folder, one for each claim whose gate is open.
 type Files struct {
-	log    *slog.Logger
-	folder string
+	Params
 	vendor string
 
 	mu sync.Mutex // guards the fields below, and the files
-	// open are the contents of the files that shall be there.
-	open map[kubetypes.UID][]byte
+	// open are the gates that shall be open.
+	open map[kubetypes.UID]*opening
 	// failed is why a file is not as it shall be.
 	failed map[kubetypes.UID]error
+	// unhooked is why containers start without the hook that they shall have.
+	unhooked error
 	// resolved is true when the runtime was seen to read the files, unresolved is set when it was seen not to.
 	resolved   bool
 	unresolved error
-	changed    chan struct{} // closed when one of the three changes
+	changed    chan struct{} // closed when one of the four changes
 }
 
-// NewFiles returns the files of the driver's claims. The folder need not be there.
-func NewFiles(log *slog.Logger, folder, driver string) *Files {
+// opening is a gate that is open, with what its files contain.
+type opening struct {
+	plain, hooked, place []byte
+}
+
+// NewFiles returns the files of the driver's claims.
+func NewFiles(p Params) *Files {
 	return &Files{
-		log: log, folder: folder, vendor: vendor(driver),
-		open: map[kubetypes.UID][]byte{}, failed: map[kubetypes.UID]error{}, changed: make(chan struct{}),
+		Params: p, vendor: vendor(p.Driver),
+		open: map[kubetypes.UID]*opening{}, failed: map[kubetypes.UID]error{}, changed: make(chan struct{}),
 	}
+}
+
+// Gate is what is to be let through to a claim: containers that list one of its requests, and are in the sandbox that the
+// claim's devices are in.
+type Gate struct {
+	Claim    kubetypes.UID
+	Requests []string
+	// Sandbox is the runtime's name of the sandbox, and NetNS the path of its network namespace.
+	Sandbox, NetNS string
+	// ClaimName and Pod are the namespaces and names of the claim and of the pod that has its devices, for people.
+	ClaimName, Pod string
 }
 
 // OpenGate lets containers start that list one of the claim's requests, and marks them with the sandbox that the devices
 // are in. When it fails, [Files.Repair] tries again until [Files.CloseGate].
-func (f *Files) OpenGate(claim kubetypes.UID, sandbox string, requests []string) error {
-	content, err := f.spec(claim, sandbox, requests)
+func (f *Files) OpenGate(g Gate) error {
+	o, err := f.contents(g)
 	if err != nil {
-		return fmt.Errorf("CDI spec of claim %s: %w", claim, err)
+		f.CloseGate(g.Claim)
+		return fmt.Errorf("CDI spec of claim %s: %w", g.Claim, err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.open[claim] = content
-	return f.note(claim, f.write(claim, content))
+	f.findHook()
+	f.open[g.Claim] = o
+	return f.note(g.Claim, f.write(g.Claim, o))
 }
 
 // CloseGate holds back containers that list the claim from now on. A failure is kept for [Files.State], and
@@ -80,17 +118,28 @@ func (f *Files) CloseGate(claim kubetypes.UID) {
 // boot of a node whose folder outlives it.
 func (f *Files) CloseOtherGates(claims []kubetypes.UID) {
 	prefix, suffix, _ := strings.Cut(filepath.Base(f.path("*")), "*")
-	entries, err := os.ReadDir(f.folder)
+	left := append(f.claimsIn(f.Folder, prefix, suffix), f.claimsIn(f.Places, "", gatehook.Suffix)...)
+	for _, claim := range left {
+		if !slices.Contains(claims, claim) {
+			f.CloseGate(claim)
+		}
+	}
+}
+
+// claimsIn returns the claims of the files in a folder.
+func (f *Files) claimsIn(folder, prefix, suffix string) (claims []kubetypes.UID) {
+	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.log.Error("CDI spec files that a former agent may have left cannot be looked for", "error", err)
+		f.Logger.Error("CDI spec files that a former agent may have left cannot be looked for", "error", err)
 	}
 	for _, entry := range entries {
 		claim, ours := strings.CutPrefix(entry.Name(), prefix)
 		claim, isSpec := strings.CutSuffix(claim, suffix)
-		if uid := kubetypes.UID(claim); ours && isSpec && !slices.Contains(claims, uid) {
-			f.CloseGate(uid)
+		if ours && isSpec {
+			claims = append(claims, kubetypes.UID(claim))
 		}
 	}
+	return claims
 }
 
 // ReadMarkers returns the markers in a container's environment. A container with a CDI device of the driver and without
@@ -118,6 +167,7 @@ func (f *Files) ReadMarkers(environment, devices []string) []Marker {
 
 // Run has the files repaired from time to time, until the context ends.
 func (f *Files) Run(ctx context.Context) error {
+	f.Repair() // says at once what is wrong
 	for pause.For(ctx, repairInterval) {
 		f.Repair()
 	}
@@ -129,13 +179,14 @@ func (f *Files) Run(ctx context.Context) error {
 func (f *Files) Repair() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.findHook()
 	for claim := range maps.Clone(f.failed) {
 		if _, open := f.open[claim]; !open {
 			_ = f.note(claim, f.remove(claim))
 		}
 	}
-	for claim, content := range f.open {
-		_ = f.note(claim, f.write(claim, content))
+	for claim, o := range f.open {
+		_ = f.note(claim, f.write(claim, o))
 	}
 }
 
@@ -152,7 +203,7 @@ type State struct {
 func (f *Files) State() (State, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	errs := []error{f.unresolved}
+	errs := []error{f.unresolved, f.unhooked}
 	for _, claim := range slices.Sorted(maps.Keys(f.failed)) {
 		errs = append(errs, f.failed[claim])
 	}
@@ -167,10 +218,10 @@ func (f *Files) note(claim kubetypes.UID, err error) error {
 		return err
 	case err == nil:
 		delete(f.failed, claim)
-		f.log.Info("CDI spec file is as it shall be again", "file", f.path(claim))
+		f.Logger.Info("CDI spec file is as it shall be again", "file", f.path(claim))
 	default:
 		f.failed[claim] = err
-		f.log.Error("CDI spec file of a claim is not as it shall be, it is tried again", "file", f.path(claim), "error", err)
+		f.Logger.Error("CDI spec file of a claim is not as it shall be, it is tried again", "file", f.path(claim), "error", err)
 	}
 	f.notify()
 	return err
@@ -183,16 +234,74 @@ func (f *Files) notify() {
 
 // path is the claim's file, named as CDI names those that come and go.
 func (f *Files) path(claim kubetypes.UID) string {
-	return filepath.Join(f.folder, f.vendor+"-"+class+"_"+strings.ReplaceAll(string(claim), "/", "_")+".json")
+	return filepath.Join(f.Folder, f.vendor+"-"+class+"_"+fileName(claim)+".json")
 }
 
-// spec has a device for each request, as a container may list one only.
-func (f *Files) spec(claim kubetypes.UID, sandbox string, requests []string) ([]byte, error) {
-	spec := &specs.Spec{Kind: f.vendor + "/" + class}
-	edits := specs.ContainerEdits{Env: []string{Marker{claim, sandbox}.variable()}}
+// fileName is the claim's UID as it may be a part of a path.
+func fileName(claim kubetypes.UID) string { return strings.ReplaceAll(string(claim), "/", "_") }
+
+// findHook looks whether the hook is where the runtime will look for it: a container whose hook is missing does not start at
+// all. It needs the lock.
+func (f *Files) findHook() {
+	if f.Hook == "" {
+		return
+	}
+	info, err := os.Lstat(f.Hook)
+	if err == nil && (!info.Mode().IsRegular() || info.Mode()&0o100 == 0) {
+		err = fmt.Errorf("%s is not a program (%s)", f.Hook, info.Mode())
+	}
+	if err != nil {
+		err = fmt.Errorf("the gate hook is not in place, so that while the agent is away containers of another pod of a claim, or of a "+
+			"sandbox that is made anew, may start without its devices: %w", err)
+	}
+	switch {
+	case err == nil && f.unhooked == nil, err != nil && f.unhooked != nil && err.Error() == f.unhooked.Error():
+		return
+	case err == nil:
+		f.Logger.Info("The gate hook is in place again", "file", f.Hook)
+	default:
+		f.Logger.Error("The gate hook is not in place, containers start without it", "error", err)
+	}
+	f.unhooked = err
+	f.notify()
+}
+
+// placePath is the file that the hook reads.
+func (f *Files) placePath(claim kubetypes.UID) string {
+	return filepath.Join(f.Places, fileName(claim)+gatehook.Suffix)
+}
+
+// contents makes what the files of a claim have in them.
+func (f *Files) contents(g Gate) (o *opening, err error) {
+	o = &opening{}
+	edits := specs.ContainerEdits{}
+	if f.Hook != "" {
+		ns, err := netnamespace.Open(g.NetNS)
+		if err != nil {
+			return nil, err
+		}
+		ns.Close()
+		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
+			return nil, err
+		}
+		edits.Hooks = []*specs.Hook{{
+			HookName: createRuntime, Path: f.Hook, Args: []string{f.Hook, f.placePath(g.Claim)}, Timeout: new(gatehook.Timeout),
+		}}
+		if o.hooked, err = f.spec(g, edits); err != nil {
+			return nil, err
+		}
+	}
+	o.plain, err = f.spec(g, specs.ContainerEdits{})
+	return o, err
+}
+
+// spec has a device for each request, as a container may list one only. What is common to them is done once for a container.
+func (f *Files) spec(g Gate, common specs.ContainerEdits) ([]byte, error) {
+	spec := &specs.Spec{Kind: f.vendor + "/" + class, ContainerEdits: common}
+	edits := specs.ContainerEdits{Env: []string{Marker{g.Claim, g.Sandbox}.variable()}}
 	var names []string
-	for _, request := range requests {
-		names = append(names, deviceName(claim, request))
+	for _, request := range g.Requests {
+		names = append(names, deviceName(g.Claim, request))
 	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
@@ -208,14 +317,35 @@ func (f *Files) spec(claim kubetypes.UID, sandbox string, requests []string) ([]
 	return json.Marshal(spec)
 }
 
-// write replaces the file at once. One that is right already is left alone, since runtimes read the whole folder anew at
+// write makes the files of a claim what they shall be: what the hook reads is there before a runtime is told of the hook.
+func (f *Files) write(claim kubetypes.UID, o *opening) error {
+	content := o.plain
+	if o.hooked != nil && f.unhooked == nil {
+		content = o.hooked
+		if err := f.writePlace(f.placePath(claim), o.place); err != nil {
+			return fmt.Errorf("write what the gate hook reads: %w", err)
+		}
+	}
+	return f.writeSpec(f.path(claim), content)
+}
+
+func (f *Files) writePlace(path string, content []byte) error {
+	if present, err := statedir.Read(path, int64(len(content))+1); err == nil && bytes.Equal(present, content) {
+		return nil
+	}
+	if err := statedir.Make(f.Places); err != nil {
+		return err
+	}
+	return statedir.Write(path, content)
+}
+
+// writeSpec replaces the file at once. One that is right already is left alone, since runtimes read the whole folder anew at
 // each change.
-func (f *Files) write(claim kubetypes.UID, content []byte) error {
-	path := f.path(claim)
+func (f *Files) writeSpec(path string, content []byte) error {
 	if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, content) {
 		return nil
 	}
-	if err := os.MkdirAll(f.folder, 0o755); err != nil {
+	if err := os.MkdirAll(f.Folder, 0o755); err != nil {
 		return fmt.Errorf("make the folder of CDI spec files: %w", err)
 	}
 	next := path + ".next" // CDI reads files by their suffix
@@ -230,9 +360,13 @@ func (f *Files) write(claim kubetypes.UID, content []byte) error {
 	return nil
 }
 
+// remove closes the gate first. A container for which the runtime has read the spec before then finds nothing.
 func (f *Files) remove(claim kubetypes.UID) error {
 	if err := os.Remove(f.path(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove CDI spec file: %w", err)
+	}
+	if err := statedir.Remove(f.placePath(claim)); err != nil {
+		return fmt.Errorf("remove what the gate hook reads: %w", err)
 	}
 	return nil
 }

@@ -4,7 +4,8 @@
 // Package cdi is the gate before a claim's containers. Kubelet hands the runtime a CDI device for each request of a claim
 // that a container lists, and a runtime refuses a container whose CDI device it cannot resolve. [Files] are what it
 // resolves them by: a claim's file is there while the claim's devices are in a sandbox. So no such container starts
-// without them, whether or not the agent is there to see it.
+// without them, whether or not the agent is there to see it. Whether that sandbox is the container's own is told by the agent, or
+// else by the hook of package gatehook, which the files have the runtime call.
 package cdi
 
 import (

@@ -193,7 +193,7 @@ func BenchmarkHookWithoutClaim(b *testing.B) {
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)
 	log := slog.New(slog.DiscardHandler)
-	room := attachments.New(log, db, table, &attachments.Outside{Gate: cdi.NewFiles(log, b.TempDir(), "driver")}, metrics)
+	room := attachments.New(log, db, table, &attachments.Outside{Gate: cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "driver"})}, metrics)
 	var rows []*tables.DRAAllocation
 	for i := range 256 {
 		rows = append(rows, &tables.DRAAllocation{

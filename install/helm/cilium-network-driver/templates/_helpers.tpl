@@ -83,6 +83,22 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- end -}}
 
+{{/* A container that copies a program to the node before the agent starts. */}}
+{{- define "network-driver.installer" -}}
+image: {{ include "network-driver.image" (dict "root" . "image" .Values.agent.image) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command: [/usr/bin/install-cni]
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+resources:
+  requests:
+    cpu: 10m
+    memory: 16Mi
+{{- end -}}
+
 {{/* The agent's user name in the API. */}}
 {{- define "network-driver.agentUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.name }}
@@ -112,6 +128,9 @@ system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.agent.serviceAccount.n
   "k8s-client-qps" (include "network-driver.flag" .Values.agent.k8sClient.qps)
   "k8s-client-burst" (include "network-driver.flag" .Values.agent.k8sClient.burst)
 -}}
+{{- if .Values.agent.gateHook.enabled -}}
+{{- $_ := set $config "gate-hook-path" (printf "%s/networkdriver-hook" .Values.agent.gateHook.hostDir) -}}
+{{- end -}}
 {{- if .Values.agent.prometheus.enabled -}}
 {{- $_ := set $config "prometheus-serve-addr" (printf ":%v" .Values.agent.prometheus.port) -}}
 {{- end -}}

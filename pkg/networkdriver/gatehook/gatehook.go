@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package gatehook is the last line of the gate before a claim's containers, of which package cdi is the first. A container
+// that lists a claim is created while the claim's devices are in a sandbox, be it the container's own or another one: that
+// of another pod of the claim, or a former one of the same pod. The agent tells them apart, and while that is away a hook
+// of the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
+// has started (createRuntime). It takes what tenants may have a part in, such as annotations, for nothing but a reason to refuse.
+package gatehook
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/statedir"
+)
+
+const (
+	// patience is how long an attach that is under way is waited for.
+	patience = 2 * time.Second
+	// limit is how long the hook takes at most, whatever the runtime does.
+	limit = patience + time.Second
+	// Timeout is when the runtime is to kill it, in seconds.
+	Timeout = 10
+
+	firstPause, longestPause = 5 * time.Millisecond, 100 * time.Millisecond
+
+	// maxState is far beyond what annotations of a container can make of its state.
+	maxState = 8 << 20
+	maxPlace = 64 << 10
+)
+
+// sandboxAnnotations are those by which container runtimes name a container's sandbox.
+var sandboxAnnotations = []string{
+	"io.kubernetes.cri.sandbox-id",  // containerd
+	"io.kubernetes.cri-o.SandboxID", // CRI-O
+}
+
+// Suffix ends the names of the files that say where a claim's devices are.
+const Suffix = ".json"
+
+// Place says where the devices of a claim are. The agent writes it to a file, and the hook, which may be of another version,
+// reads it: fields are added, not changed.
+type Place struct {
+	// NetNS is the network namespace that the devices were moved into.
+	NetNS netnamespace.ID `json:"netns"`
+	// Sandbox is the runtime's name of the sandbox that the namespace is of. The kernel uses the identity of a namespace
+	// again, in no time when a sandbox is made anew; the runtime does not do that with a sandbox's.
+	Sandbox string `json:"sandbox"`
+	// Claim and Pod are the namespaces and names of the claim and of the pod that has the devices, for people.
+	Claim string `json:"claim"`
+	Pod   string `json:"pod"`
+}
+
+// container is what the runtime says of the container, its OCI state.
+type container struct {
+	PID         int               `json:"pid"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// Run says why the container whose OCI state is read must not start: it is not where the devices of its claim are, as
+// the file says, for as long as an attach may take that is under way.
+func Run(state io.Reader, file string) error {
+	result := make(chan error, 1)
+	go func() { result <- run(state, file, patience, time.Sleep) }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("the state of the container did not come within %s, which the container runtime writes to its hooks", limit)
+	}
+}
+
+func run(state io.Reader, file string, patience time.Duration, sleep func(time.Duration)) error {
+	c, err := read(state)
+	if err != nil {
+		return fmt.Errorf("state of the container: %w", err)
+	}
+	ns, err := netnamespace.Open("/proc/" + strconv.Itoa(c.PID) + "/ns/net")
+	if err != nil {
+		return fmt.Errorf("network namespace of the container: %w", err)
+	}
+	ns.Close() // the process has it for as long as the hook runs
+	wait := firstPause
+	for end := time.Now().Add(patience); ; wait = min(2*wait, longestPause) {
+		err := c.check(ns.ID, file)
+		if err == nil || !time.Now().Before(end) {
+			return err
+		}
+		sleep(wait)
+	}
+}
+
+func read(state io.Reader) (*container, error) {
+	limited := &io.LimitedReader{R: state, N: maxState}
+	c := &container{}
+	switch err := json.NewDecoder(limited).Decode(c); {
+	case err != nil && limited.N == 0:
+		return nil, fmt.Errorf("is longer than %d bytes", maxState)
+	case err != nil:
+		return nil, err
+	case c.PID <= 0:
+		return nil, fmt.Errorf("pid: %d is not a process", c.PID)
+	}
+	return c, nil
+}
+
+// check says why the container, which is in the network namespace, is not where the file says that the devices are.
+func (c *container) check(netns netnamespace.ID, file string) error {
+	data, err := statedir.Read(file, maxPlace)
+	if errors.Is(err, fs.ErrNotExist) {
+		// The runtime would not have been told of the hook without it: the devices left in between.
+		return fmt.Errorf("the devices of the claim with uid %s are in no pod, or are just being moved", strings.TrimSuffix(filepath.Base(file), Suffix))
+	}
+	p := &Place{}
+	if err == nil {
+		err = json.Unmarshal(data, p)
+	}
+	if err != nil {
+		return fmt.Errorf("where the devices of the claim are is not known: %s: %w", file, err)
+	}
+	if p.NetNS != netns || !c.isIn(p.Sandbox) {
+		return fmt.Errorf("claim %s is in use by pod %s, which has the devices in another sandbox than this container's: give each pod a claim "+
+			"of its own by a ResourceClaimTemplate, or have a Deployment end the old pod first (strategy Recreate); a pod whose own sandbox was "+
+			"made anew has them again when the network driver's agent on the node is back", p.Claim, p.Pod)
+	}
+	return nil
+}
+
+// isIn says whether the container may be one of the sandbox, as far as its runtime names that.
+func (c *container) isIn(sandbox string) bool {
+	for _, key := range sandboxAnnotations {
+		if named, ok := c.Annotations[key]; ok && named != sandbox {
+			return false
+		}
+	}
+	return true
+}
