@@ -6,6 +6,7 @@ package attachments
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -55,7 +56,8 @@ func (r *Room) releaseUnclaimed(ctx context.Context, checks map[kubetypes.UID]cl
 			delete(checks, uid)
 		}
 	}
-	for uid, rows := range idle {
+	for _, uid := range slices.Sorted(maps.Keys(idle)) {
+		rows := idle[uid]
 		check, known := checks[uid]
 		switch {
 		case !known:

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -150,8 +151,8 @@ func (h *HandOver) look(ctx context.Context) {
 			h.waits[uid] = &wait{claim: rows[0].ClaimRef(), next: now.Add(lookInterval), delay: lookInterval}
 		}
 	}
-	for uid, w := range h.waits {
-		switch {
+	for _, uid := range slices.Sorted(maps.Keys(h.waits)) {
+		switch w := h.waits[uid]; {
 		case len(home[uid]) == 0 && !w.owed:
 			delete(h.waits, uid)
 		case !now.Before(w.next):
