@@ -150,6 +150,12 @@ func (d *Device) isFormer(now string) bool {
 	return d.Original.Incarnation != "" && now != d.Original.Incarnation
 }
 
+// isSucceeded says whether the VF was made anew since the device was prepared, as far as that can be told.
+func (d *Device) isSucceeded() bool {
+	now, err := d.manager.sysfs.incarnation(d.Addr)
+	return err == nil && d.isFormer(now)
+}
+
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
 func (m *Manager) refuseOwnNetwork(dev *netdev) error {
 	nodeIPs, _ := m.nodeIPs()
@@ -324,6 +330,9 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 		if err := m.setVLAN(ctx, vf, was); err != nil {
 			return err
 		}
+	}
+	if d.isSucceeded() {
+		return nil // another VF, with an address of its own
 	}
 	return m.restoreMAC(ctx, vf, now.MAC, d.Original)
 }
