@@ -67,6 +67,7 @@ type fakeWorld struct {
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	noted     map[string]bool          // settled, by device of the journal
+	owed      []kubetypes.UID          // claims
 	// notedIndex is the link's index in the last entry.
 	notedIndex int
 	now        time.Time

@@ -43,6 +43,16 @@ func (w *fakeWorld) Note(row *tables.DRAAllocation, settled bool) error {
 	return nil
 }
 
+func (w *fakeWorld) OweClaim(claim tables.ClaimRef) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.owed = append(w.owed, claim.UID)
+	return nil
+}
+
+func (w *fakeWorld) SettleClaim(claim kubetypes.UID) error { return errors.New("not by the room") }
+func (w *fakeWorld) OwedClaims() []tables.ClaimRef         { return nil }
+
 func (w *fakeWorld) Forget(row *tables.DRAAllocation) error {
 	if err := w.fail["forget "+row.DeviceName]; err != nil {
 		return err
@@ -120,6 +130,7 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	require.Equal(t, []tables.ClaimRef{ref}, f.world.withdrawn)
+	require.Equal(t, []kubetypes.UID{ref.UID, ref.UID}, f.world.owed, "kubelet may not ask again")
 }
 
 // The node of the crash tests: what outlives the agent. Each VF has a VLAN and is in a namespace.

@@ -110,5 +110,6 @@ func (r *Room) releaseIfUnclaimed(ctx context.Context, rows []*tables.DRAAllocat
 	}
 	r.log.Warn("Devices of a claim that is no pod's any more are given back, without kubelet having asked for it",
 		"claim", rows[0].Claim(), "pod", rows[0].Pod())
+	r.Owe(rows[0].ClaimRef())
 	return claim.Release(ctx)
 }

@@ -24,8 +24,14 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	}
 	defer held.Unlock()
 	rows := held.Rows()
+	if len(rows) > 0 {
+		p.Room.Owe(rows[0].ClaimRef()) // until kubelet has the answer it takes the claim for prepared
+	}
 	if err := held.Release(ctx); err != nil {
 		return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
+	}
+	if ctx.Err() == nil {
+		p.unprepared.note(claim, time.Now())
 	}
 	return nil
 }
