@@ -113,3 +113,20 @@ func (r *Room) releaseIfUnclaimed(ctx context.Context, rows []*tables.DRAAllocat
 	r.Owe(rows[0].ClaimRef())
 	return claim.Release(ctx)
 }
+
+// InUse says whether a device of the claim is in one of the sandboxes, which still runs, and the claim is a pod's: whoever
+// wants it released does not know of that pod.
+func (c *Claim) InUse(ctx context.Context, sandboxes []Sandbox) (bool, error) {
+	for _, row := range c.Rows() {
+		i := slices.IndexFunc(sandboxes, func(s Sandbox) bool { return attachedTo(row, s.ID) })
+		if i < 0 || row.Releasing || !c.room.Alive(sandboxes[i]) {
+			continue
+		}
+		held, err := c.room.world.IsHeld(ctx, row)
+		if err != nil {
+			return false, fmt.Errorf("read the claim, whose device %s is in pod %s, which runs: %w", row.DeviceName, row.Pod(), err)
+		}
+		return held, nil
+	}
+	return false, nil
+}

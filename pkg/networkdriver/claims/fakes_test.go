@@ -50,6 +50,7 @@ type host struct {
 	sandboxes []attachments.Sandbox
 	events    []string
 	owed      []Ref
+	held      func(*tables.DRAAllocation) (bool, error)
 	cancelled bool // whether a Free saw an ended context
 }
 

@@ -50,8 +50,11 @@ func (h *host) OwedClaims() []Ref {
 	return slices.Clone(h.owed)
 }
 
-func (h *host) IsHeld(context.Context, *tables.DRAAllocation) (bool, error) {
-	return false, errors.New("not expected")
+func (h *host) IsHeld(_ context.Context, row *tables.DRAAllocation) (bool, error) {
+	if h.held == nil {
+		return false, errors.New("not expected")
+	}
+	return h.held(row)
 }
 
 // Withdraw counts under a name of its own.
