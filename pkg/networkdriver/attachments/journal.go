@@ -81,14 +81,20 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	return row, nil
 }
 
-// setUpAgain sets up a device that is prepared already. It may be another one afterwards, which the journal then has.
+// setUpAgain sets up a device that is prepared already. It may be another one afterwards, which the journal has before the
+// row: a row that knew better would not be set up again, and the next life of the agent would know of the former device only.
 func (r *Room) setUpAgain(ctx context.Context, m *move) error {
 	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
 	if err != nil {
 		return err
 	}
-	m.now.PreparedDevice, m.anew = dev, true
-	return r.world.Note(m.now, true)
+	now := m.now.With(func(r *tables.DRAAllocation) { r.PreparedDevice = dev })
+	m.anew = true
+	if err := r.world.Note(now, true); err != nil {
+		return err
+	}
+	m.now = now
+	return nil
 }
 
 // has says whether the table has the row, in whatever state.

@@ -83,6 +83,22 @@ func TestJournalCannotBeWritten(t *testing.T) {
 	require.Empty(t, f.world.noted)
 }
 
+// A device that is another one after it was set up again is so in the journal before it is in the row.
+func TestDeviceAnewWithoutJournal(t *testing.T) {
+	f := newFixture(t)
+	a := f.prepare("pod", "a", 1)
+	pod := newSandbox("pod", "s1")
+	f.world.end(a.ID)
+	f.world.fail["note a"] = errors.New("no space left on device")
+	require.ErrorContains(t, f.Attach(t.Context(), pod), "no space left")
+	require.Equal(t, a, f.row("a").PreparedDevice)
+
+	delete(f.world.fail, "note a")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	require.NotEqual(t, a, f.row("a").PreparedDevice)
+	require.Equal(t, f.row("a").PreparedDevice.Link().Index, f.world.notedIndex)
+}
+
 // A device that could not be given back, and is prepared again where it is, is to stay.
 func TestKeptDeviceIsSettled(t *testing.T) {
 	f := newFixture(t)
