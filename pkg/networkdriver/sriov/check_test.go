@@ -95,6 +95,15 @@ func TestVFMadeAnew(t *testing.T) {
 	require.Equal(t, want, anew.HostState(), "name and the rest are the old ones")
 	require.Equal(t, []error{nil}, m.Check(t.Context(), []types.Prepared{{Device: anew, Config: p.Config}}))
 
+	// It came into the pod before anybody noticed.
+	node.hideNetdev(d.Addr, "eth0")
+	node.kernel.vfs[pf][0] = VFSettings{MAC: l.MAC}
+	inPod, err := p.Device.Setup(t.Context(), p.Config)
+	require.NoError(t, err)
+	require.Equal(t, anew, inPod)
+	require.Equal(t, VFSettings{VLAN: 5, MAC: l.MAC}, node.kernel.vfs[pf][0])
+	node.showNetdev(l)
+
 	for _, device := range []types.Device{anew, p.Device} {
 		node.kernel.vfs[pf][0] = VFSettings{VLAN: 5, MAC: l.MAC}
 		require.NoError(t, device.Free(t.Context(), p.Config))
