@@ -18,6 +18,7 @@ HELM := bin/helm
 NODES ?= 1
 FUZZTIME ?= 1m
 CRASH ?= 50x20
+STEPS ?= 1000000
 CHART := install/helm/cilium-network-driver
 CILIUMNODE := install/kubernetes/ciliumnode-crd.yaml
 # Where make generate writes.
@@ -27,7 +28,7 @@ IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 # The packages with unit tests.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/... ./test/versions
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/... ./test/simulation ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
 	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
@@ -113,6 +114,10 @@ test-fuzz: ## Fuzz what reads claims, records and configurations, FUZZTIME (1m) 
 .PHONY: test-crash
 test-crash: ## Kill the CNI plugin anywhere, with CRASH (50x20) NICs x rounds. Minutes; needs root. Not part of make test.
 	NETWORKDRIVER_REQUIRE=privileged NETWORKDRIVER_CRASH=$(CRASH) $(GOTEST) -count=1 -v -timeout 60m -run '^TestKilledAnywhere$$' ./pkg/hostdevice
+
+.PHONY: test-simulation
+test-simulation: ## The driver on a simulated node, where everything goes wrong: STEPS (1000000) steps, or one SEED with its trace. Minutes; a short one is part of test-unit.
+	NETWORKDRIVER_SIMULATION_STEPS=$(STEPS) NETWORKDRIVER_SIMULATION_SEED=$(SEED) $(GOTEST) -count=1 -v -timeout 60m -run '^TestSimulation$$' ./test/simulation
 
 .PHONY: test-integration
 test-integration: $(LAB) ## Tests against a real kube-apiserver and etcd.

@@ -176,7 +176,6 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
-		Owed: s.handOver.Owe,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
 			for i, row := range rows {

@@ -82,6 +82,7 @@ func (c *Claim) Prepare(ctx context.Context, plan Plan) error {
 // giveBack frees what an earlier pod had through this claim.
 func (c *Claim) giveBack(ctx context.Context, stale []*tables.DRAAllocation) error {
 	for _, row := range stale {
+		c.room.Owe(row.ClaimRef())
 		if err := c.free(ctx, row); err != nil {
 			return fmt.Errorf("give back what pod %s (uid %s) had of this claim: %w", row.Pod(), row.PodUID, err)
 		}

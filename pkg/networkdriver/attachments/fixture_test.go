@@ -69,6 +69,7 @@ type fakeWorld struct {
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	opened    cdi.Gate                 // the last one
 	noted     map[string]bool          // settled, by device of the journal
+	owed      []kubetypes.UID          // claims
 	// notedIndex is the link's index in the last entry.
 	notedIndex int
 	now        time.Time

@@ -30,6 +30,30 @@ type Journal interface {
 	Note(row *tables.DRAAllocation, settled bool) error
 	// Forget removes the entry of the row's device, if it is still for the row's claim.
 	Forget(row *tables.DRAAllocation) error
+	// OweClaim notes that a claim loses devices while kubelet takes it for prepared, and would not ask for it again when a pod
+	// comes that uses it. SettleClaim ends that, and OwedClaims returns those of which it is so.
+	OweClaim(claim tables.ClaimRef) error
+	SettleClaim(claim kubetypes.UID) error
+	OwedClaims() []tables.ClaimRef
+}
+
+// OwedClaims returns the claims that kubelet may take for prepared although their devices were given back.
+func (r *Room) OwedClaims() []tables.ClaimRef { return r.world.OwedClaims() }
+
+// Settle ends that for a claim: it is prepared, kubelet has unprepared it, or it is gone.
+func (r *Room) Settle(claim kubetypes.UID) {
+	if err := r.world.SettleClaim(claim); err != nil {
+		r.log.Warn("A claim is settled, and the journal still has it as owed", "claimUID", claim, "error", err)
+	}
+}
+
+// Owe is for before the claim loses devices, as long as kubelet takes it for prepared. A journal that cannot be written does
+// not keep a device from being given back.
+func (r *Room) Owe(claim tables.ClaimRef) {
+	if err := r.world.OweClaim(claim); err != nil {
+		r.log.Warn("The journal does not know that a claim loses its devices while kubelet takes it for prepared; if a pod comes that uses it "+
+			"before kubelet has unprepared it or was restarted, the pod waits", "claim", claim, "error", err)
+	}
 }
 
 // setUp sets the row's device up. Before it is changed the journal knows what it was found as. When that fails nothing
@@ -57,14 +81,20 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	return row, nil
 }
 
-// setUpAgain sets up a device that is prepared already. It may be another one afterwards, which the journal then has.
+// setUpAgain sets up a device that is prepared already. It may be another one afterwards, which the journal has before the
+// row: a row that knew better would not be set up again, and the next life of the agent would know of the former device only.
 func (r *Room) setUpAgain(ctx context.Context, m *move) error {
 	dev, err := r.world.Setup(ctx, m.now.PreparedDevice, m.now.Config)
 	if err != nil {
 		return err
 	}
-	m.now.PreparedDevice, m.anew = dev, true
-	return r.world.Note(m.now, true)
+	now := m.now.With(func(r *tables.DRAAllocation) { r.PreparedDevice = dev })
+	m.anew = true
+	if err := r.world.Note(now, true); err != nil {
+		return err
+	}
+	m.now = now
+	return nil
 }
 
 // has says whether the table has the row, in whatever state.
@@ -143,6 +173,7 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID) error {
 		if !row.Releasing {
 			continue
 		}
+		r.Owe(row.ClaimRef())
 		if err := claim.free(ctx, row); err != nil {
 			errs = append(errs, fmt.Errorf("claim %s: %w", row.Claim(), err))
 			continue

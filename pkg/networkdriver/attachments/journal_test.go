@@ -43,6 +43,16 @@ func (w *fakeWorld) Note(row *tables.DRAAllocation, settled bool) error {
 	return nil
 }
 
+func (w *fakeWorld) OweClaim(claim tables.ClaimRef) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.owed = append(w.owed, claim.UID)
+	return nil
+}
+
+func (w *fakeWorld) SettleClaim(claim kubetypes.UID) error { return errors.New("not by the room") }
+func (w *fakeWorld) OwedClaims() []tables.ClaimRef         { return nil }
+
 func (w *fakeWorld) Forget(row *tables.DRAAllocation) error {
 	if err := w.fail["forget "+row.DeviceName]; err != nil {
 		return err
@@ -71,6 +81,22 @@ func TestJournalCannotBeWritten(t *testing.T) {
 	require.NoError(t, claim.Release(t.Context()))
 	require.Equal(t, []string{"detach a", "free a", "apply claim"}, f.world.takeCalls())
 	require.Empty(t, f.world.noted)
+}
+
+// A device that is another one after it was set up again is so in the journal before it is in the row.
+func TestDeviceAnewWithoutJournal(t *testing.T) {
+	f := newFixture(t)
+	a := f.prepare("pod", "a", 1)
+	pod := newSandbox("pod", "s1")
+	f.world.end(a.ID)
+	f.world.fail["note a"] = errors.New("no space left on device")
+	require.ErrorContains(t, f.Attach(t.Context(), pod), "no space left")
+	require.Equal(t, a, f.row("a").PreparedDevice)
+
+	delete(f.world.fail, "note a")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	require.NotEqual(t, a, f.row("a").PreparedDevice)
+	require.Equal(t, f.row("a").PreparedDevice.Link().Index, f.world.notedIndex)
 }
 
 // A device that could not be given back, and is prepared again where it is, is to stay.
@@ -120,6 +146,7 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	require.Equal(t, []tables.ClaimRef{ref}, f.world.withdrawn)
+	require.Equal(t, []kubetypes.UID{ref.UID, ref.UID}, f.world.owed, "kubelet may not ask again")
 }
 
 // The node of the crash tests: what outlives the agent. Each VF has a VLAN and is in a namespace.

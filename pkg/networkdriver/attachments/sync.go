@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -46,11 +47,11 @@ func (r *Room) Synchronize(ctx context.Context, sandboxes []Sandbox) {
 	}
 	var group errgroup.Group
 	group.SetLimit(syncParallel)
-	for uid, sandboxes := range pods {
+	for _, uid := range slices.Sorted(maps.Keys(pods)) {
 		group.Go(func() error {
 			ctx, cancel := r.world.WithTimeout(ctx, syncPodTimeout)
 			defer cancel()
-			if err := r.syncPod(ctx, uid, sandboxes); err != nil {
+			if err := r.syncPod(ctx, uid, pods[uid]); err != nil {
 				r.log.Error("Pod could not be synchronized with the runtime", "podUID", uid, "error", err)
 			}
 			return nil

@@ -6,6 +6,7 @@ package attachments
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -55,7 +56,8 @@ func (r *Room) releaseUnclaimed(ctx context.Context, checks map[kubetypes.UID]cl
 			delete(checks, uid)
 		}
 	}
-	for uid, rows := range idle {
+	for _, uid := range slices.Sorted(maps.Keys(idle)) {
+		rows := idle[uid]
 		check, known := checks[uid]
 		switch {
 		case !known:
@@ -108,5 +110,23 @@ func (r *Room) releaseIfUnclaimed(ctx context.Context, rows []*tables.DRAAllocat
 	}
 	r.log.Warn("Devices of a claim that is no pod's any more are given back, without kubelet having asked for it",
 		"claim", rows[0].Claim(), "pod", rows[0].Pod())
+	r.Owe(rows[0].ClaimRef())
 	return claim.Release(ctx)
+}
+
+// InUse says whether a device of the claim is in one of the sandboxes, which still runs, and the claim is a pod's: whoever
+// wants it released does not know of that pod.
+func (c *Claim) InUse(ctx context.Context, sandboxes []Sandbox) (bool, error) {
+	for _, row := range c.Rows() {
+		i := slices.IndexFunc(sandboxes, func(s Sandbox) bool { return attachedTo(row, s.ID) })
+		if i < 0 || row.Releasing || !c.room.Alive(sandboxes[i]) {
+			continue
+		}
+		held, err := c.room.world.IsHeld(ctx, row)
+		if err != nil {
+			return false, fmt.Errorf("read the claim, whose device %s is in pod %s, which runs: %w", row.DeviceName, row.Pod(), err)
+		}
+		return held, nil
+	}
+	return false, nil
 }

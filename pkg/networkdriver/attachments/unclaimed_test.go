@@ -62,6 +62,7 @@ func TestReleaseWithoutKubelet(t *testing.T) {
 	look(1)
 	require.Empty(t, f.rows())
 	require.Equal(t, []string{"attach a", "detach a", "detach a", "free a", "apply claim"}, f.world.takeCalls())
+	require.Equal(t, []kubetypes.UID{ref.UID}, f.world.owed, "kubelet may not ask again")
 	look(0)
 	require.Empty(t, checks)
 }

@@ -49,6 +49,8 @@ type host struct {
 	patience  time.Duration // instead of what the room asks for, if set
 	sandboxes []attachments.Sandbox
 	events    []string
+	owed      []Ref
+	held      func(*tables.DRAAllocation) (bool, error)
 	cancelled bool // whether a Free saw an ended context
 }
 
@@ -381,6 +383,14 @@ func (f *fixture) insert(rows ...*tables.DRAAllocation) {
 		_, _, err := f.allocations.Insert(txn, row)
 		require.NoError(f.t, err)
 	}
+	txn.Commit()
+}
+
+func (f *fixture) remove(device string) {
+	f.t.Helper()
+	txn := f.db.WriteTxn(f.allocations)
+	_, _, err := f.allocations.Delete(txn, f.row(device))
+	require.NoError(f.t, err)
 	txn.Commit()
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -27,6 +28,8 @@ const (
 	maxLookInterval = 10 * time.Second
 	// handOverTimeout bounds the work on one claim.
 	handOverTimeout = 30 * time.Second
+	// answerTime is more than an answer to kubelet takes.
+	answerTime = 10 * time.Second
 )
 
 // Sandboxes are the pod sandboxes that the runtime has.
@@ -99,6 +102,9 @@ func sandboxOf(sandboxes []attachments.Sandbox, pod kubetypes.UID) *attachments.
 // and the runtime refuses a container whose claim's devices are not in its sandbox without asking anybody: neither
 // would tell the driver that it is time to attach. So it tries again to attach to the pod's own sandbox, and passes
 // devices on to the next pod of the claim when the claim is no longer reserved for the former one.
+//
+// A claim that has lost devices while kubelet takes it for prepared is owed them until it is prepared, unprepared or gone. That
+// a pod has a sandbox says that kubelet takes all of its claims for prepared.
 type HandOver struct {
 	log      *slog.Logger
 	preparer *Preparer
@@ -113,19 +119,11 @@ type wait struct {
 	claim Ref
 	next  time.Time
 	delay time.Duration
-	// owed says that the devices have left the former pod and are not set up for the next one.
-	owed bool
 }
 
 // NewHandOver returns what hands over the claims that the preparer prepares.
 func NewHandOver(log *slog.Logger, preparer *Preparer, claims ClaimGetter, events attachments.Events) *HandOver {
 	return &HandOver{log: log, preparer: preparer, claims: claims, events: events, now: time.Now, waits: map[kubetypes.UID]*wait{}}
-}
-
-// Owe has the claim prepared for the pod that is next as soon as that has a sandbox: an earlier life of the agent was in the
-// midst of passing it on. It is for before [HandOver.Run].
-func (h *HandOver) Owe(claim Ref) {
-	h.waits[claim.UID] = &wait{claim: claim, next: h.now().Add(lookInterval), delay: lookInterval, owed: true}
 }
 
 // Run looks at such claims until the context ends.
@@ -143,52 +141,79 @@ func (h *HandOver) look(ctx context.Context) {
 	for row := range h.preparer.Allocations.All(h.preparer.DB.ReadTxn()) {
 		home[row.ClaimUID] = append(home[row.ClaimUID], row)
 	}
+	h.settle(now)
+	waiting := h.owed()
 	for uid, rows := range home {
-		if slices.ContainsFunc(rows, func(row *tables.DRAAllocation) bool { return row.Attachment != nil }) {
-			delete(h.waits, uid)
-		} else if h.waits[uid] == nil {
-			h.waits[uid] = &wait{claim: rows[0].ClaimRef(), next: now.Add(lookInterval), delay: lookInterval}
+		if !slices.ContainsFunc(rows, func(row *tables.DRAAllocation) bool { return row.Attachment != nil }) {
+			waiting[uid] = rows[0].ClaimRef()
 		}
 	}
-	for uid, w := range h.waits {
-		switch {
-		case len(home[uid]) == 0 && !w.owed:
-			delete(h.waits, uid)
-		case !now.Before(w.next):
-			w.delay = min(2*w.delay, maxLookInterval)
-			w.next = now.Add(w.delay)
-			if err := h.serve(ctx, w, home[uid]); err != nil {
-				h.log.Warn("Devices of a claim are not in a pod, and somebody waits for them; it is tried again",
-					"claim", w.claim, "error", err, "after", w.delay)
-			}
+	maps.DeleteFunc(h.waits, func(uid kubetypes.UID, _ *wait) bool { return waiting[uid] == Ref{} })
+	for uid, claim := range waiting {
+		if h.waits[uid] == nil {
+			h.waits[uid] = &wait{claim: claim, next: now.Add(lookInterval), delay: lookInterval}
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(h.waits)) {
+		w := h.waits[uid]
+		if now.Before(w.next) {
+			continue
+		}
+		w.delay = min(2*w.delay, maxLookInterval)
+		w.next = now.Add(w.delay)
+		if err := h.serve(ctx, w.claim, home[uid]); err != nil {
+			h.log.Warn("Devices of a claim are not in a pod, and somebody waits for them; it is tried again",
+				"claim", w.claim, "error", err, "after", w.delay)
 		}
 	}
 }
 
-// serve finds out who waits for the claim's devices, which are at home, and attaches them if that is right.
-func (h *HandOver) serve(ctx context.Context, w *wait, rows []*tables.DRAAllocation) error {
-	sandboxes := h.preparer.aliveIn(w.claim.Namespace)
+// owed returns the claims that are owed devices by their UIDs, without those that kubelet has unprepared.
+func (h *HandOver) owed() map[kubetypes.UID]Ref {
+	owed := map[kubetypes.UID]Ref{}
+	for _, claim := range h.preparer.Room.OwedClaims() {
+		owed[claim.UID] = claim
+	}
+	for claim := range h.preparer.unprepared.all() {
+		delete(owed, claim)
+	}
+	return owed
+}
+
+// settle forgets claims that kubelet has unprepared, once it has the answer. Until then a new life of the agent has to know
+// that kubelet takes them for prepared.
+func (h *HandOver) settle(now time.Time) {
+	all := h.preparer.unprepared.all()
+	for _, claim := range slices.Sorted(maps.Keys(all)) {
+		if now.Sub(all[claim]) >= answerTime {
+			h.preparer.unprepared.forget(claim)
+			h.preparer.Room.Settle(claim)
+		}
+	}
+}
+
+// serve finds out who waits for the claim's devices, which are at home but for those of a claim that is owed some, and
+// attaches them if that is right.
+func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocation) error {
+	sandboxes := h.preparer.aliveIn(ref.Namespace)
 	if len(sandboxes) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	if len(rows) > 0 {
+	_, owed := h.owed()[ref.UID]
+	if len(rows) > 0 && !owed {
 		if own := sandboxOf(sandboxes, rows[0].PodUID); own != nil && !rows[0].Releasing {
 			return h.attach(ctx, *own)
 		}
 	}
-	claim, err := h.claims.GetClaim(ctx, w.claim.Namespace, w.claim.Name)
+	claim, err := h.claims.GetClaim(ctx, ref.Namespace, ref.Name)
 	switch {
-	case apierrors.IsNotFound(err) || err == nil && claim.UID != w.claim.UID:
-		w.owed = false
+	case apierrors.IsNotFound(err) || err == nil && claim.UID != ref.UID:
+		h.preparer.Room.Settle(ref.UID)
 		return nil
 	case err != nil:
 		return err
-	}
-	if len(claim.Status.ReservedFor) == 0 {
-		w.owed = false
-		return nil
 	}
 	waits := func(c resourceapi.ResourceClaimConsumerReference) bool { return sandboxOf(sandboxes, c.UID) != nil }
 	if !slices.ContainsFunc(claim.Status.ReservedFor, waits) {
@@ -198,11 +223,11 @@ func (h *HandOver) serve(ctx context.Context, w *wait, rows []*tables.DRAAllocat
 	if err != nil {
 		return err
 	}
-	if len(rows) > 0 && pod.UID == rows[0].PodUID {
+	if len(rows) > 0 && pod.UID == rows[0].PodUID && !owed {
 		h.tell(claim, rows[0], sandboxes)
 		return nil
 	}
-	return h.passOn(ctx, w, claim)
+	return h.passOn(ctx, claim)
 }
 
 // tell tells the pods that wait whom they wait for.
@@ -215,8 +240,8 @@ func (h *HandOver) tell(claim *resourceapi.ResourceClaim, holder *tables.DRAAllo
 }
 
 // passOn frees what the former pod had, sets up what the claim is allotted now, and attaches it to the pod that is next.
-func (h *HandOver) passOn(ctx context.Context, w *wait, claim *resourceapi.ResourceClaim) error {
-	pod, err := h.prepareNext(ctx, w, claim)
+func (h *HandOver) passOn(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	pod, err := h.prepareNext(ctx, claim)
 	if err != nil {
 		return err
 	}
@@ -224,25 +249,23 @@ func (h *HandOver) passOn(ctx context.Context, w *wait, claim *resourceapi.Resou
 	if s == nil {
 		return nil // unprepared meanwhile, or its next sandbox will ask
 	}
-	h.log.Info("Claim is passed on to the next pod that it is reserved for", "claim", w.claim, "pod", s.Pod())
+	h.log.Info("Claim is passed on to the next pod that it is reserved for", "claim", RefOf(claim), "pod", s.Pod())
 	return h.attach(ctx, *s)
 }
 
 // prepareNext prepares the claim for the pod that is next, and returns that; none if the claim was unprepared meanwhile.
-func (h *HandOver) prepareNext(ctx context.Context, w *wait, claim *resourceapi.ResourceClaim) (kubetypes.UID, error) {
+func (h *HandOver) prepareNext(ctx context.Context, claim *resourceapi.ResourceClaim) (kubetypes.UID, error) {
 	held, err := h.preparer.Room.Lock(ctx, claim.UID)
 	if err != nil {
 		return "", err
 	}
 	defer held.Unlock()
-	if len(held.Rows()) == 0 && !w.owed {
+	if _, owed := h.owed()[claim.UID]; len(held.Rows()) == 0 && !owed {
 		return "", nil
 	}
-	w.owed = true
 	if _, err := h.preparer.prepareHeld(ctx, claim, held); err != nil {
 		return "", err
 	}
-	w.owed = false
 	return held.Rows()[0].PodUID, nil
 }
 

@@ -4,6 +4,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
@@ -229,12 +230,87 @@ func TestHandOverAfterRestart(t *testing.T) {
 	require.Equal(t, "second", h.row("a").PodName)
 }
 
+// The end of the agent may leave some of the claim's devices with the former pod, which may still be the one to get them,
+// and have one of them attached by the time that it is looked at.
+func TestHandOverInterruptedBetweenDevices(t *testing.T) {
+	for _, attached := range []bool{false, true} {
+		h := newHandedOver(t, "a", "b")
+		claim := newClaim("c", with("net", "a"), with("more", "b"), forPod("first"), also("second"))
+		h.set(claim)
+		_, err := h.Prepare(t.Context(), claim)
+		require.NoError(t, err)
+		h.remove("b")
+		h.insert(h.row("a").With(func(r *tables.DRAAllocation) { r.Held = true }))
+		require.NoError(t, h.host.OweClaim(RefOf(claim)))
+		s := h.host.run("first", "s1")
+		if attached {
+			require.NoError(t, h.Room.Attach(t.Context(), s))
+		}
+		h.wait(5)
+		for _, device := range []string{"a", "b"} {
+			require.Equal(t, "Attached", h.row(device).State())
+			require.Equal(t, s.PodUID, h.row(device).PodUID)
+		}
+		h.host.takeCalls()
+		h.wait(30)
+		require.Empty(t, h.host.takeCalls())
+	}
+}
+
+// A claim that kubelet takes for prepared is owed its devices, whatever becomes of it, until kubelet knows better.
+func TestClaimThatKubeletTakesForPrepared(t *testing.T) {
+	h := newHandedOver(t, "a", "b")
+	claim := newClaim("c", with("net", "a"), forPod("first"))
+	ref := RefOf(claim)
+	h.set(claim)
+	require.NoError(t, h.host.OweClaim(ref))
+	_, err := h.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.Empty(t, h.host.owed, "it is prepared")
+
+	// Kubelet is told once the devices are given back, and may not hear of it.
+	h.host.onReturn = func() { require.Equal(t, []Ref{ref}, h.host.OwedClaims()) }
+	require.NoError(t, h.Unprepare(t.Context(), claim.UID))
+	h.host.onReturn = nil
+	h.clock = time.Now()
+	h.host.run("other", "s1")
+	h.wait(5)
+	require.Equal(t, []Ref{ref}, h.host.owed)
+	reads, _ := h.api.counts()
+	require.Zero(t, reads)
+	h.wait(10)
+	require.Empty(t, h.host.owed)
+
+	// A call that kubelet has given up is not answered.
+	_, err = h.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	h.host.onReturn = cancel
+	require.NoError(t, h.Unprepare(ctx, claim.UID))
+	h.host.onReturn = nil
+	h.wait(30)
+	require.Equal(t, []Ref{ref}, h.host.owed)
+
+	// The next pod of the claim, which has been allotted another device since, gets that without kubelet.
+	h.set(newClaim("c", with("net", "b"), forPod("second")))
+	h.host.run("second", "s2")
+	h.wait(11)
+	require.Equal(t, "Attached", h.row("b").State())
+	require.Empty(t, h.host.owed)
+
+	// What is gone is owed nothing.
+	gone := Ref{Namespace: "default", Name: "c", UID: "uid-former"}
+	require.NoError(t, h.host.OweClaim(gone))
+	h.wait(11)
+	require.Empty(t, h.host.owed)
+}
+
 // What an earlier life of the agent had taken from the former pod, and not yet given to the next one, is not forgotten.
 func TestHandOverThatTheEndOfTheAgentInterrupted(t *testing.T) {
 	h := newHandedOver(t, "a")
 	claim := newClaim("c", with("net", "a"), forPod("second"))
 	h.set(claim)
-	h.Owe(RefOf(claim))
+	require.NoError(t, h.host.OweClaim(RefOf(claim)))
 	h.wait(5)
 	require.Empty(t, h.host.takeCalls(), "there is no sandbox")
 	h.host.run("second", "s2")

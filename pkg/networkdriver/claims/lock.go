@@ -9,6 +9,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 )
@@ -22,6 +25,33 @@ func (l *claimLocks) lock(ctx context.Context, uid string) (unlock func(), err e
 		return nil, fmt.Errorf("wait for an earlier call for the same claim: %w", err)
 	}
 	return unlock, nil
+}
+
+// times are of claims.
+type times struct {
+	mu sync.Mutex // guards at
+	at map[kubetypes.UID]time.Time
+}
+
+func (t *times) note(claim kubetypes.UID, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.at == nil {
+		t.at = map[kubetypes.UID]time.Time{}
+	}
+	t.at[claim] = now
+}
+
+func (t *times) forget(claim kubetypes.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.at, claim)
+}
+
+func (t *times) all() map[kubetypes.UID]time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.at)
 }
 
 // reservations keeps two concurrent Prepares from taking the same thing before the allocation table shows it: a

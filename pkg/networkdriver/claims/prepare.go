@@ -45,6 +45,8 @@ type Params struct {
 type Preparer struct {
 	Params
 	reserved reservations
+	// unprepared is when claims were unprepared whose answer kubelet may not have yet.
+	unprepared times
 }
 
 // NewPreparer makes a Preparer.
@@ -95,6 +97,8 @@ func (p *Preparer) prepareHeld(ctx context.Context, claim *resourceapi.ResourceC
 		}
 		return Result{}, fmt.Errorf("prepare claim %s: %w%s", RefOf(claim), err, hint)
 	}
+	p.unprepared.forget(claim.UID)
+	p.Room.Settle(claim.UID)
 	return result, nil
 }
 

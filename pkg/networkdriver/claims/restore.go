@@ -56,9 +56,6 @@ type RestorerParams struct {
 	BootID string
 	// Restored, if it is not nil, is told of all rows before anybody else can see them.
 	Restored func(rows []*tables.DRAAllocation)
-	// Owed, if it is not nil, is told of each claim of a pod of this node that has no device any more, or is losing it to be
-	// passed on, before the rows can be seen.
-	Owed func(claim Ref)
 }
 
 // Restorer rebuilds the allocation table after a restart of the agent from the node's journal and the records in the
@@ -86,8 +83,6 @@ type podClaim struct {
 	// live are the pods of the node that have not ended, by the UIDs that the API and the runtime know them by.
 	live   map[kubetypes.UID]bool
 	object *resourceapi.ResourceClaim // nil if it is gone
-	// givenBack says that a device of the claim was given back although the claim is for it, or has to be.
-	givenBack bool
 }
 
 type podUse struct {
@@ -162,11 +157,6 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	}
 	for _, row := range journaled {
 		rows = append(rows, row)
-	}
-	for _, c := range claims {
-		if r.Owed != nil && c.givenBack && c.isAwaited() {
-			r.Owed(RefOf(c.object))
-		}
 	}
 	if err := r.insert(ctx, rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
@@ -366,7 +356,6 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		}
 		noted := journaled[result.Device]
 		if noted != nil && noted.ClaimUID == claim.UID {
-			c.givenBack = c.givenBack || noted.Releasing
 			if !noted.Releasing {
 				noted.Held = true // whether it was in the pod is not known
 				rows = append(rows, noted)
@@ -384,7 +373,6 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		case errors.Is(err, errGivenBack):
 			log.Info("Device was given back, its record does not count any more", "device", result.Device)
 			upToDate = false
-			c.givenBack = true
 			continue
 		case errors.As(err, &otherBootError{}):
 			log.Info("Device was prepared before the node was booted; it will be set up again", "device", result.Device)
@@ -399,7 +387,6 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		}
 		row.Pool = pool
 		row.Request = result.Request
-		c.givenBack = c.givenBack || row.Releasing
 		rows = append(rows, row)
 	}
 	for _, entry := range entries {
@@ -465,11 +452,6 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		Held:           true,
 		Releasing:      former,
 	}, nil
-}
-
-// isAwaited says whether the claim is reserved for a pod of this node. Kubelet may have its answer already, and not ask again.
-func (c *podClaim) isAwaited() bool {
-	return slices.ContainsFunc(c.pods, func(use podUse) bool { return resourceclaim.IsReservedForPod(use.pod, c.object, false) })
 }
 
 // user returns the name of the pod of this UID if the claim is reserved for it. If it is reserved for another pod of this

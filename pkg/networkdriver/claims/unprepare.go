@@ -14,6 +14,9 @@ import (
 // Unprepare gives back every device of the claim: the link comes home and the device is freed. It needs only the
 // claim's UID, for the claim object may be gone; for a claim that has nothing prepared it succeeds. A device that
 // cannot be freed keeps its row, which says why, and the call can be repeated.
+//
+// Kubelet asks when no pod that it knows of uses the claim. One that has lost its checkpoint does not know of the pods that ran
+// before, one of which may have the claim's devices: they stay, and are released when that pod is gone.
 func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err error) {
 	start := time.Now()
 	defer func() { p.Metrics.done("unprepare", start, err) }()
@@ -24,8 +27,23 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	}
 	defer held.Unlock()
 	rows := held.Rows()
+	if len(rows) > 0 {
+		used, err := held.InUse(ctx, p.Sandboxes.Sandboxes(rows[0].ClaimNamespace))
+		switch {
+		case err != nil:
+			return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
+		case used:
+			p.Logger.Warn("Kubelet unprepares a claim whose devices are in a pod that it is reserved for and that runs; they stay there until that pod ends",
+				"claim", rows[0].Claim(), "pod", rows[0].Pod())
+			return nil
+		}
+		p.Room.Owe(rows[0].ClaimRef()) // until kubelet has the answer it takes the claim for prepared
+	}
 	if err := held.Release(ctx); err != nil {
 		return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
+	}
+	if ctx.Err() == nil {
+		p.unprepared.note(claim, time.Now())
 	}
 	return nil
 }

@@ -126,3 +126,27 @@ func TestUnprepareSharedDevice(t *testing.T) {
 	require.Equal(t, []string{"return a", "free a"}, f.host.takeCalls())
 	require.Empty(t, f.rows())
 }
+
+// A kubelet that has lost its checkpoint unprepares the claim of a pod that runs when another pod of the claim ends.
+func TestUnprepareUnderARunningPod(t *testing.T) {
+	h := newHandedOver(t, "a")
+	h.prepareAndRun(newClaim("c", with("net", "a"), forPod("first")), "first", "s1")
+	h.host.held = func(*tables.DRAAllocation) (bool, error) { return false, errors.New("away") }
+	require.ErrorContains(t, h.Unprepare(t.Context(), "uid-c"), "read the claim, whose device a is in pod default/first, which runs: away")
+	h.host.held = func(*tables.DRAAllocation) (bool, error) { return true, nil }
+	require.NoError(t, h.Unprepare(t.Context(), "uid-c"))
+	require.Equal(t, "Attached", h.row("a").State())
+	require.Empty(t, h.host.takeCalls())
+
+	// The claim is nobody's any more, as after a deletion by force.
+	h.host.held = func(*tables.DRAAllocation) (bool, error) { return false, nil }
+	require.NoError(t, h.Unprepare(t.Context(), "uid-c"))
+	require.Empty(t, h.rows())
+
+	// The sandbox has ended, and the API is not asked.
+	h.prepareAndRun(newClaim("c", with("net", "a"), forPod("first")), "first", "s2")
+	h.host.stop("s2")
+	h.host.held = nil
+	require.NoError(t, h.Unprepare(t.Context(), "uid-c"))
+	require.Empty(t, h.rows())
+}

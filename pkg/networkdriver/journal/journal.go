@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/cilium/statedb"
+	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -57,14 +58,16 @@ type Params struct {
 // Journal is the directory and the table that shows it.
 type Journal struct {
 	Params
-	mu sync.Mutex // serialises changes, and guards id
+	mu sync.Mutex // serialises changes, and guards id and owed
 	id string
+	// owed are claims that kubelet may take for prepared although their devices were given back.
+	owed map[kubetypes.UID]tables.ClaimRef
 }
 
 // New returns the journal. It has to be opened before it is used.
 func New(p Params) *Journal {
 	p.Proc = cmp.Or(p.Proc, "/proc")
-	return &Journal{Params: p}
+	return &Journal{Params: p, owed: map[kubetypes.UID]tables.ClaimRef{}}
 }
 
 // Open makes the directory if need be and reads the entries into the table. Entries of another boot are removed: of what
@@ -83,7 +86,11 @@ func (j *Journal) Open() error {
 		return fmt.Errorf("open the journal: %w", err)
 	}
 	var entries []*Entry
+	clear(j.owed)
 	for _, file := range files {
+		if err := j.readOwed(file.Name()); err != nil {
+			return fmt.Errorf("open the journal: %w", err)
+		}
 		name, ok := strings.CutSuffix(file.Name(), suffix)
 		if !ok || len(validation.IsDNS1123Label(name)) > 0 {
 			continue

@@ -21,8 +21,12 @@ type lock struct {
 	users int           // holder and waiters
 }
 
-// Lock waits until nobody holds the key, or until the context ends, whose cause is the error.
+// Lock waits until nobody holds the key, or until the context ends, whose cause is the error. Whoever comes with a context
+// that has ended does not get the lock.
 func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	l.mu.Lock()
 	if l.locks == nil {
 		l.locks = map[K]*lock{}

@@ -75,17 +75,9 @@ func (l *sandboxes) remove(s attachments.Sandbox) attachments.Sandbox {
 	return s
 }
 
-// of returns the sandboxes of a pod.
+// of returns the sandboxes of a pod in the order in which they came.
 func (l *sandboxes) of(pod kubetypes.UID) []attachments.Sandbox {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var list []attachments.Sandbox
-	for _, s := range l.byID {
-		if s.PodUID == pod {
-			list = append(list, s.Sandbox)
-		}
-	}
-	return list
+	return l.list(func(s known) bool { return s.PodUID == pod })
 }
 
 // replace takes the list over that a runtime gives at the beginning of a connection.
@@ -101,11 +93,15 @@ func (l *sandboxes) replace(all []attachments.Sandbox) {
 
 // in returns the sandboxes of a namespace's pods in the order in which they came.
 func (l *sandboxes) in(namespace string) []attachments.Sandbox {
+	return l.list(func(s known) bool { return s.PodNamespace == namespace })
+}
+
+func (l *sandboxes) list(wanted func(known) bool) []attachments.Sandbox {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []known
 	for _, s := range l.byID {
-		if s.PodNamespace == namespace {
+		if wanted(s) {
 			all = append(all, s)
 		}
 	}

@@ -90,14 +90,26 @@ func TestVFMadeAnew(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, VFSettings{VLAN: 5, MAC: l.MAC}, node.kernel.vfs[pf][0])
 	require.Contains(t, log.String(), "A VF was made anew while it was a claim's")
-	require.Equal(t, d.MAC, p.Device.HostState().MAC, "a device is immutable")
+	require.Empty(t, p.Device.HostState().MAC, "the former address is not for the new VF")
 	want := p.Device.HostState()
 	want.MAC = l.MAC
 	require.Equal(t, want, anew.HostState(), "name and the rest are the old ones")
 	require.Equal(t, []error{nil}, m.Check(t.Context(), []types.Prepared{{Device: anew, Config: p.Config}}))
 
-	require.NoError(t, anew.Free(t.Context(), p.Config))
-	require.Equal(t, VFSettings{VLAN: 7, MAC: l.MAC}, node.kernel.vfs[pf][0], "the VLAN is the PF's, the address the VF's")
+	// It came into the pod before anybody noticed.
+	node.hideNetdev(d.Addr, "eth0")
+	node.kernel.vfs[pf][0] = VFSettings{MAC: l.MAC}
+	inPod, err := p.Device.Setup(t.Context(), p.Config)
+	require.NoError(t, err)
+	require.Equal(t, anew, inPod)
+	require.Equal(t, VFSettings{VLAN: 5, MAC: l.MAC}, node.kernel.vfs[pf][0])
+	node.showNetdev(l)
+
+	for _, device := range []types.Device{anew, p.Device} {
+		node.kernel.vfs[pf][0] = VFSettings{VLAN: 5, MAC: l.MAC}
+		require.NoError(t, device.Free(t.Context(), p.Config))
+		require.Equal(t, VFSettings{VLAN: 7, MAC: l.MAC}, node.kernel.vfs[pf][0], "the VLAN is the PF's, the address the VF's")
+	}
 
 	// An address that a pod set does not make another VF of it, whatever the driver says of its permanent one.
 	l.MAC = "02:00:00:00:ff:ff"

@@ -146,12 +146,15 @@ func (d *Device) hasLink() bool {
 	return !nic.IsUserspaceDriver(d.Driver)
 }
 
-// HostState implements [types.Device].
+// HostState implements [types.Device]. The address is left out once the VF was made anew: the new one keeps its own.
 func (d *Device) HostState() nic.State {
 	if d.Original == nil {
 		return nic.State{}
 	}
 	state := d.Original.Link
+	if d.isSucceeded() {
+		state.MAC = ""
+	}
 	state.AltNames = slices.Clone(state.AltNames)
 	return state
 }

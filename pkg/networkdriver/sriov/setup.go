@@ -54,6 +54,9 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	found, onRecord := settings[vf.id]
 	if anew {
 		prepared.Original.VF.MAC = found.MAC
+		if prepared.MAC == "" {
+			prepared.MAC, prepared.Original.Link.MAC = found.MAC, found.MAC
+		}
 		m.log.Warn("A VF was made anew while it was a claim's, and goes back with its new address", "device", nameOf(vf.addr),
 			"pf", vf.pf.ifName, "vf", vf.id, "mac", prepared.MAC, "before", d.MAC)
 	}
@@ -129,15 +132,18 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 
 // recognise returns a prepared device, and whether its VF was made anew meanwhile, as happens with the number of VFs or by
 // another start of the PF's driver. Such a VF has its own address: the former one is not restored to it. Its name and the
-// rest are those that the VF at this PCI address had.
+// rest are those that the VF at this PCI address had. One whose interface is in a pod already has the address that its PF has
+// on record, as far as that goes: it must not stay out of its VLAN for want of a look at the interface.
 func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepared *Device, anew bool, err error) {
 	now, err := m.sysfs.incarnation(vf.addr)
 	if err != nil || !d.isFormer(now) {
 		return d, false, err
 	}
-	l, err := m.hostLink(ctx, vf.addr)
-	if err != nil {
-		return nil, false, err
+	var l link
+	if !vf.linkMissing() {
+		if l, err = m.hostLink(ctx, vf.addr); err != nil {
+			return nil, false, err
+		}
 	}
 	another, original := *d, *d.Original
 	original.Incarnation, original.Link.MAC = now, l.MAC
@@ -148,6 +154,12 @@ func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepare
 // isFormer says whether the device is of an earlier incarnation of the VF than the present one.
 func (d *Device) isFormer(now string) bool {
 	return d.Original.Incarnation != "" && now != d.Original.Incarnation
+}
+
+// isSucceeded says whether the VF was made anew since the device was prepared, as far as that can be told.
+func (d *Device) isSucceeded() bool {
+	now, err := d.manager.sysfs.incarnation(d.Addr)
+	return err == nil && d.isFormer(now)
 }
 
 // refuseOwnNetwork checks again what discovery checked, since an interface may have got an upper device afterwards.
@@ -324,6 +336,9 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 		if err := m.setVLAN(ctx, vf, was); err != nil {
 			return err
 		}
+	}
+	if d.isSucceeded() {
+		return nil // another VF, with an address of its own
 	}
 	return m.restoreMAC(ctx, vf, now.MAC, d.Original)
 }

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package simulation
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
+)
+
+// faults are how likely single calls fail, and since when that is so.
+type faults struct {
+	apiLost, kernel, slow, disk float64
+	since                       time.Time
+	// quiet ends chaos and workload.
+	quiet bool
+}
+
+func (s *sim) controlPlane() {
+	for {
+		s.do(&call{process: s.world, key: "control plane", poll: true, takes: span{100 * time.Millisecond, 2 * time.Second}, effect: s.api.control})
+	}
+}
+
+// workload makes pods and deletes them.
+func (s *sim) workload() {
+	var shared []*claim
+	for i := range 2 {
+		shared = append(shared, s.api.newClaim(fmt.Sprint("shared", i), 1+i%2, nil))
+	}
+	for {
+		s.do(&call{process: s.world, key: "workload", poll: true, takes: span{300 * time.Millisecond, 8 * time.Second}, effect: func() {
+			if s.faults.quiet {
+				return
+			}
+			pods := s.api.sortedPods()
+			pods = slices.DeleteFunc(pods, func(p *pod) bool { return p.ending })
+			switch {
+			case len(pods) < maxPods && s.chance(0.6):
+				s.makePod(shared)
+			case len(pods) > 0 && s.chance(0.5):
+				p, force := pods[s.rng.IntN(len(pods))], s.chance(0.4)
+				s.note("  pod %s is deleted, by force: %v", p.name, force)
+				s.api.delete(p, force)
+			}
+		}})
+	}
+}
+
+func (s *sim) makePod(shared []*claim) {
+	var p *pod
+	name := s.name("pod")
+	switch s.rng.IntN(7) {
+	case 0, 1:
+		p = s.api.newPod(name, nil, 1)
+	case 2:
+		p = s.api.newPod(name, nil, 2)
+	case 3:
+		p = s.api.newPod(name, nil, 1, 1)
+	case 4, 5:
+		p = s.api.newPod(name, []*claim{shared[s.rng.IntN(len(shared))]})
+	default:
+		p = s.api.newPod(name, []*claim{shared[s.rng.IntN(len(shared))]}, 1)
+	}
+	var names []string
+	for _, c := range p.claims {
+		names = append(names, fmt.Sprintf("%s (VLAN %d)", c.name, c.vlan))
+	}
+	s.note("  pod %s with claims %v", p.name, names)
+}
+
+// chaos is what goes wrong.
+func (s *sim) chaos() {
+	s.do(&call{process: s.world, key: "weather", effect: func() {
+		s.faults = faults{since: time.Now()}
+		for _, p := range []*float64{&s.faults.apiLost, &s.faults.kernel, &s.faults.slow, &s.faults.disk} {
+			*p = [...]float64{0, 0, 0.01, 0.03, 0.15}[s.rng.IntN(5)]
+		}
+	}})
+	for {
+		s.do(&call{process: s.world, key: "chaos", poll: true, takes: span{time.Second, 20 * time.Second}, effect: func() {
+			if !s.faults.quiet {
+				s.goWrong()
+			}
+		}})
+	}
+}
+
+func (s *sim) goWrong() {
+	attached := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return !v.hasLink() || s.kernel.namespaces[v.netns] == nil })
+	var running []*sandbox
+	for _, sb := range s.runtime.sandboxes {
+		if sb.ready {
+			running = append(running, sb)
+		}
+	}
+	switch n := s.rng.IntN(100); {
+	case n < 35:
+		if s.agent != nil && s.crashIn == 0 {
+			s.crashIn = 1 + s.rng.IntN(60)
+			s.agentBack()
+		}
+	case n < 41:
+		s.restartKubelet(s.chance(0.15))
+	case n < 43:
+		s.note("  the runtime is restarted")
+		s.restartRuntime()
+	case n < 50:
+		s.note("  NRI is lost")
+		s.runtime.off = true
+		s.runtime.lose()
+		s.after("NRI is back", span{100 * time.Millisecond, 40 * time.Second}, func() { s.runtime.off = false })
+	case n < 58:
+		if !s.api.away {
+			s.note("  the API server is away")
+			s.api.away = true
+			s.after("the API server is back", span{time.Second, 60 * time.Second}, func() { s.api.away = false; s.faults.since = time.Now() })
+		}
+	case n < 64:
+		s.remakeVFs()
+	case n < 72 && len(attached) > 0:
+		v := attached[s.rng.IntN(len(attached))]
+		v.vlan, v.upset = 900+s.rng.IntN(10), time.Now()
+		s.note("  an administrator changes %s", v)
+	case n < 78 && len(attached) > 0:
+		v := attached[s.rng.IntN(len(attached))]
+		if ns := s.kernel.namespaces[v.netns]; !ns.own && slices.ContainsFunc(running, func(sb *sandbox) bool { return sb.netns == ns.path && len(sb.containers) > 0 }) {
+			own := ns.path + "-own"
+			if s.kernel.namespaces[own] == nil {
+				s.kernel.namespaces[own] = &namespace{path: own, pod: ns.pod, own: true}
+			}
+			v.netns, v.ifName = own, fmt.Sprintf("own%d", v.id)
+			s.note("  pod %s moves %s", ns.pod.name, v)
+		}
+	case n < 86 && len(running) > 0:
+		sb := running[s.rng.IntN(len(running))]
+		s.note("  sandbox %s dies", sb)
+		s.runtime.die(sb)
+		if s.chance(0.3) {
+			s.kernel.end(sb.netns)
+		}
+	case n < 92 && len(running) > 0:
+		sb := running[s.rng.IntN(len(running))]
+		if len(sb.containers) > 0 {
+			i := s.rng.IntN(len(sb.containers))
+			s.note("  container %s of %s dies", sb.containers[i].name, sb.pod.name)
+			sb.containers[i].started = false
+			sb.containers = slices.Delete(sb.containers, i, i+1)
+		}
+	case n < 97:
+		v := s.kernel.vfs[s.rng.IntN(len(s.kernel.vfs))]
+		if v.hasLink() && v.netns != "" && v.netns != limbo {
+			v.bound, v.upset, v.netns = false, time.Now(), ""
+			s.note("  the driver of %s is unbound", v)
+			s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
+				v.bound, v.upset, v.netns, v.ifName = true, time.Now(), "", v.hostName()
+			})
+		}
+	case n < 98:
+		s.note("  the folder of CDI files is emptied")
+		_ = os.RemoveAll(s.cdiDir())
+	case n < 99:
+		if claims := s.api.sortedClaims(); len(claims) > 0 {
+			c := claims[s.rng.IntN(len(claims))]
+			s.note("  somebody empties the status of claim %s", c.name)
+			c.object.Status.Devices, c.emptied = nil, true
+		}
+	default:
+		s.reboot()
+	}
+}
+
+// agentBack starts the agent again some time after it was killed.
+func (s *sim) agentBack() {
+	takes := span{time.Second, 40 * time.Second}
+	if s.chance(0.1) {
+		takes = span{time.Minute, 4 * time.Minute}
+	}
+	go s.do(&call{process: s.world, key: "the agent is started", takes: takes,
+		ready: func() bool { return s.agent == nil }, effect: s.startAgent})
+}
+
+func (s *sim) restartKubelet(lost bool) {
+	k := s.kubelet
+	if k.away {
+		return
+	}
+	k.process.dead = true
+	k.process.cancel()
+	checkpoint := k.claims
+	if lost {
+		s.note("  kubelet loses its checkpoint")
+		checkpoint = map[kubetypes.UID]*claimInfo{}
+	}
+	if s.chance(0.7) {
+		s.startKubelet(checkpoint)
+		return
+	}
+	s.note("  kubelet is away")
+	s.kubelet = &kubelet{sim: s, process: k.process, claims: checkpoint, away: true}
+	s.after("kubelet is started", span{time.Second, 90 * time.Second}, func() { s.startKubelet(s.kubelet.claims) })
+}
+
+// restartRuntime ends what the runtime is doing. What it has made stays.
+func (s *sim) restartRuntime() {
+	r := s.runtime
+	r.process.dead = true
+	r.process.cancel()
+	half := slices.DeleteFunc(slices.Clone(r.sandboxes), func(sb *sandbox) bool { return sb.listed })
+	for _, sb := range half {
+		r.remove(sb)
+		s.kernel.end(sb.netns)
+	}
+	r.process, r.requests, r.syncing, r.plugin = newProcess("runtime"), 0, false, nil
+}
+
+// remakeVFs is what a change of the number of VFs does.
+func (s *sim) remakeVFs() {
+	s.note("  VFs are made anew")
+	for _, v := range s.kernel.vfs {
+		v.present, v.upset, v.netns = false, time.Now(), ""
+	}
+	for _, v := range s.kernel.vfs {
+		s.after(v.name+" is back", span{10 * time.Millisecond, 2 * time.Second}, func() {
+			if !v.present {
+				v.make()
+				v.upset = time.Now()
+			}
+		})
+	}
+}
+
+// reboot is a power cut: nothing is left of what is not on disk.
+func (s *sim) reboot() {
+	s.note("  the node is rebooted")
+	if s.agent != nil {
+		s.killAgent()
+		s.agentBack()
+	}
+	for _, v := range s.kernel.vfs {
+		v.make()
+		v.upset = time.Now()
+	}
+	clear(s.kernel.namespaces)
+	s.bootID = s.name("boot")
+	_ = os.RemoveAll(s.dir)
+	for _, sb := range s.runtime.sandboxes {
+		s.runtime.die(sb)
+	}
+	s.restartRuntime()
+	s.restartKubelet(false)
+}
+
+// rest ends the faults, and puts right what they broke and nobody else would.
+func (s *sim) rest() {
+	s.note("rest")
+	s.faults = faults{since: time.Now(), quiet: true}
+	s.crashIn = 0
+	s.api.away, s.runtime.off = false, false
+}

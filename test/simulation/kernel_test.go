@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package simulation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
+)
+
+// limbo is where the link is of a VF whose namespace has died, until the kernel has put it on the host.
+const limbo = "limbo"
+
+// kernel has the VFs of one PF, and network namespaces.
+type kernel struct {
+	sim        *sim
+	vfs        []*vf
+	namespaces map[string]*namespace
+}
+
+// vf is a VF with its link, and the PF's record of it.
+type vf struct {
+	name string
+	id   int
+	// present is false while the PF has no VFs, bound while no driver is bound.
+	present, bound bool
+	incarnation    int
+	vlan           int
+
+	// netns is where the link is, "" for the host.
+	netns  string
+	ifName string
+	mac    string
+
+	// upset is when somebody else than the driver last changed it, checked when the driver last looked at it, and entered when
+	// it last came into a pod.
+	upset, checked, entered time.Time
+}
+
+// namespace is one that is alive.
+type namespace struct {
+	path string
+	pod  *pod
+	// own is one that the pod has made itself.
+	own bool
+}
+
+func newKernel(s *sim, vfs int) *kernel {
+	k := &kernel{sim: s, namespaces: map[string]*namespace{}}
+	for i := range vfs {
+		v := &vf{name: fmt.Sprintf("0000-03-10-%d", i), id: i, vlan: 0}
+		k.vfs = append(k.vfs, v)
+		v.make()
+	}
+	return k
+}
+
+func (v *vf) hostName() string { return fmt.Sprintf("ens1f0v%d", v.id) }
+
+// make is a new VF.
+func (v *vf) make() {
+	v.incarnation++
+	v.present, v.bound = true, true
+	v.vlan, v.netns, v.ifName = 0, "", v.hostName()
+	v.mac = fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
+}
+
+func (v *vf) hasLink() bool { return v.present && v.bound }
+
+// atHome says whether the VF is as it was before any claim had it.
+func (v *vf) atHome() bool {
+	return v.hasLink() && v.netns == "" && v.ifName == v.hostName() && v.vlan == 0 &&
+		v.mac == fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
+}
+
+func (v *vf) String() string {
+	return fmt.Sprintf("%s (VLAN %d, interface %s in %q, made %d times, present %v, bound %v, %s)", v.name, v.vlan, v.ifName, v.netns,
+		v.incarnation, v.present, v.bound, v.mac)
+}
+
+func (k *kernel) vf(name string) *vf {
+	for _, v := range k.vfs {
+		if v.name == name {
+			return v
+		}
+	}
+	return nil
+}
+
+// nameIn returns the wanted name if no other link of the namespace has it, else a stand-in.
+func (k *kernel) nameIn(netns, want string, of *vf) string {
+	for _, v := range k.vfs {
+		if v != of && v.hasLink() && v.netns == netns && v.ifName == want {
+			return fmt.Sprintf("dev%d", of.id)
+		}
+	}
+	return want
+}
+
+// end ends a namespace. Links in it come home some time later, under the name that they have.
+func (k *kernel) end(path string) {
+	if k.namespaces[path] == nil {
+		return
+	}
+	delete(k.namespaces, path)
+	for _, v := range k.vfs {
+		if !v.hasLink() || v.netns != path {
+			continue
+		}
+		incarnation := v.incarnation
+		v.netns = limbo
+		k.sim.after("the kernel brings "+v.name+" home", span{time.Millisecond, 300 * time.Millisecond}, func() {
+			if v.incarnation == incarnation && v.netns == limbo {
+				v.netns, v.ifName = "", k.nameIn("", v.ifName, v)
+			}
+		})
+	}
+}
+
+// device is a VF as the driver knows it; its JSON form goes into records and the journal.
+type device struct {
+	Name     string    `json:"name"`
+	VF       int       `json:"vf"`
+	Kernel   string    `json:"kernelIfName"`
+	MAC      string    `json:"mac"`
+	Original *original `json:"original,omitempty"`
+}
+
+// original is what a VF was found as.
+type original struct {
+	Name        string `json:"name"`
+	MAC         string `json:"mac"`
+	VLAN        int    `json:"vlan"`
+	Incarnation int    `json:"incarnation"`
+}
+
+var _ types.Device = &device{}
+
+func (d *device) IfName() string       { return d.Name }
+func (d *device) KernelIfName() string { return d.Kernel }
+func (d *device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	return nil
+}
+func (d *device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool { return true }
+func (d *device) Link() nic.Identity                                   { return nic.PCI(d.Name) }
+func (d *device) Validate(types.DeviceConfig) error                    { return nil }
+
+func (d *device) HostState() nic.State {
+	if d.Original == nil {
+		return nic.State{}
+	}
+	return nic.State{Name: d.Original.Name, MAC: d.Original.MAC}
+}
+
+func (d *device) Setup(context.Context, types.DeviceConfig) (types.Device, error) {
+	return nil, errors.New("only by the world")
+}
+func (d *device) Free(context.Context, types.DeviceConfig) error {
+	return errors.New("only by the world")
+}
+
+func (d *device) Merge(prepared types.Device) types.Device {
+	merged := *prepared.(*device)
+	merged.Original = nil
+	return &merged
+}
+
+func (d *device) MarshalJSON() ([]byte, error) {
+	type plain device
+	return json.Marshal((*plain)(d))
+}
+
+// manager restores devices; what it discovers is published by the agent.
+type manager struct{ kernel *kernel }
+
+func (manager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSRIOV }
+
+func (manager) Run(context.Context, func(types.Snapshot)) error { return errors.New("not used") }
+
+func (manager) RestoreDevice(data []byte) (types.Device, error) {
+	d := &device{}
+	if err := json.Unmarshal(data, d); err != nil {
+		return nil, err
+	}
+	if d.Original == nil {
+		return nil, errors.New("original: is missing, the device was not prepared")
+	}
+	return d, nil
+}
+
+// What follows is what the world's methods of the same names do at the moment that they do it.
+
+func (k *kernel) attach(netns string, dev types.Device, name string) (*types.Attachment, error) {
+	ns := k.namespaces[netns]
+	if ns == nil {
+		return nil, fmt.Errorf("network namespace %s is gone", netns)
+	}
+	v := k.vf(dev.IfName())
+	if !v.hasLink() || v.netns != "" && v.netns != netns {
+		return nil, podnet.ErrLinkGone
+	}
+	if name == "" {
+		name = v.ifName
+	}
+	if k.nameIn(netns, name, v) != name {
+		return nil, &podnet.NameTakenError{Name: name}
+	}
+	entered := v.netns != netns
+	v.netns, v.ifName = netns, name
+	if entered {
+		v.entered = time.Now()
+		k.sim.checkEntered(v, ns)
+	}
+	return &types.Attachment{NetNS: netns, IfName: name, IfIndex: 10 + v.id, MAC: v.mac}, nil
+}
+
+func (k *kernel) detach(dev types.Device) error {
+	v, d := k.vf(dev.IfName()), dev.(*device)
+	if !v.hasLink() {
+		return nil
+	}
+	want := d.HostState()
+	if want.Name == "" {
+		want.Name = d.Kernel
+	}
+	v.netns, v.ifName = "", k.nameIn("", want.Name, v)
+	if want.MAC != "" && d.Original.Incarnation == v.incarnation {
+		v.mac = want.MAC // one made anew keeps its own
+	}
+	return nil
+}
+
+func (k *kernel) where(netns string, dev types.Device) podnet.Sighting {
+	v := k.vf(dev.IfName())
+	switch {
+	case !v.hasLink():
+		return podnet.Sighting{Why: "the device has no driver"}
+	case v.netns != "" && v.netns == netns:
+		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{NetNS: netns, IfName: v.ifName, IfIndex: 10 + v.id, MAC: v.mac}}
+	case v.netns == "":
+		return podnet.Sighting{Place: podnet.OnHost}
+	default:
+		return podnet.Sighting{Place: podnet.Elsewhere}
+	}
+}
+
+func (k *kernel) checkNetNS(netns string) error {
+	if k.namespaces[netns] == nil {
+		return fmt.Errorf("network namespace %s of the pod is gone", netns)
+	}
+	return nil
+}
+
+func (k *kernel) remember(dev types.Device) (*device, error) {
+	d := dev.(*device)
+	if d.Original != nil {
+		return d, nil
+	}
+	v := k.vf(d.Name)
+	if !v.hasLink() {
+		return nil, errors.New("no driver is bound to it")
+	}
+	if v.netns != "" {
+		return nil, errors.New("its interface is not in the host's network namespace although the driver is bound")
+	}
+	found := *d
+	found.Kernel, found.MAC = v.ifName, v.mac
+	found.Original = &original{Name: v.ifName, MAC: v.mac, VLAN: v.vlan, Incarnation: v.incarnation}
+	return &found, nil
+}
+
+func (k *kernel) setup(dev types.Device, cfg types.DeviceConfig) (types.Device, error) {
+	d, err := k.remember(dev)
+	if err != nil {
+		return nil, err
+	}
+	v := k.vf(d.Name)
+	if !v.hasLink() {
+		return nil, errors.New("no driver is bound to it")
+	}
+	if d.Original.Incarnation != v.incarnation {
+		anew, o := *d, *d.Original
+		o.Incarnation, o.MAC = v.incarnation, v.mac
+		anew.Original, anew.MAC = &o, v.mac
+		d = &anew
+	}
+	v.vlan, v.checked = cfg.VLAN(), time.Now()
+	return d, nil
+}
+
+func (k *kernel) free(dev types.Device) error {
+	d := dev.(*device)
+	v := k.vf(d.Name)
+	if d.Original != nil && v.present {
+		v.vlan = d.Original.VLAN
+	}
+	return nil
+}
+
+func (k *kernel) check(row *tables.DRAAllocation) error {
+	d := row.PreparedDevice.(*device)
+	v := k.vf(d.Name)
+	v.checked = time.Now()
+	switch {
+	case !v.present:
+		return errors.New("the device is gone")
+	case v.vlan != row.Config.VLAN():
+		return fmt.Errorf("the PF has it in VLAN %d instead of %d", v.vlan, row.Config.VLAN())
+	case d.Original.Incarnation != v.incarnation:
+		return errors.New("it was made anew")
+	}
+	return nil
+}
+
+// snapshot is what discovery sees.
+func (k *kernel) snapshot(prepared func(string) bool) types.Snapshot {
+	var s types.Snapshot
+	for _, v := range k.vfs {
+		d := &device{Name: v.name, VF: v.id}
+		switch {
+		case !v.present:
+			continue
+		case !v.bound:
+			s.Skipped = append(s.Skipped, types.Skipped{Device: v.name, Reason: "no driver"})
+			continue
+		case v.netns == "":
+			d.Kernel, d.MAC = v.ifName, v.mac
+		case !prepared(v.name):
+			s.Skipped = append(s.Skipped, types.Skipped{Device: v.name, Reason: "its interface is missing"})
+			continue
+		}
+		s.Devices = append(s.Devices, d)
+	}
+	return s
+}
+
+// podOf returns the pod that a namespace is of.
+func (k *kernel) podOf(netns string) (uid kubetypes.UID) {
+	if ns := k.namespaces[netns]; ns != nil {
+		return ns.pod.uid
+	}
+	return ""
+}
