@@ -31,9 +31,9 @@ import (
 // lent is a prepared device with a link of the kernel.
 type lent struct {
 	types.Device // nil: the hooks ask for nothing else
-	name string
-	id   nic.Identity
-	host nic.State
+	name         string
+	id           nic.Identity
+	host         nic.State
 }
 
 func (d lent) IfName() string                                                   { return d.name }

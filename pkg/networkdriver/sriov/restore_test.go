@@ -274,6 +274,8 @@ func FuzzRestoreDevice(f *testing.F) {
 	f.Add([]byte(goodRecord))
 	f.Add([]byte(`{"pciAddr":"0000:03:10.0","original":{}}`))
 	f.Add([]byte(strings.Replace(goodRecord, `["a"]`, `[]`, 1)))
+	f.Add([]byte(strings.Replace(goodRecord, `"up":true`, `"up":true,"alias":"x","group":7,"txQueueLen":10,"sizes":{"gso":65536,"gsoSegs":65535}`, 1)))
+	f.Add([]byte(strings.Replace(goodRecord, `"future":true`, `"settings":{"flow rules":[1]},"strayed":true,"manager":{}`, 1)))
 	m := newManager(Params{SysfsPath: filepath.Join(f.TempDir(), "none")}, &fakeKernel{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		dev, err := m.RestoreDevice(data)
