@@ -12,8 +12,9 @@
 // promiscuous, all-multicast and no-ARP. Each gets the value that the host had, whatever it was: a host that captures all frames on a NIC goes on to.
 // What was not known when the state was recorded stays as it is.
 //
-// What ethtool(8) sets ([Settings]) is read and put back apart from that ([Place.Settings], [Place.PutBack]), since it takes a
-// request for each setting, and an answer of the card. It is by ioctl, which alone has flow rules and all else in one way.
+// What ethtool(8) sets ([Settings]) is read and put back apart from that ([Place.Settings], [Place.PutBack]), since each
+// setting takes a request to the driver, and some an answer of the card. The requests are ioctls: netlink has none for flow
+// rules.
 //
 // What is cleared: an XDP program that is not the one the host had on record is detached, since it would see the host's
 // frames; one that a process still holds (a BPF link) cannot be, and is logged. It is not put back, since the program may be

@@ -20,8 +20,8 @@ import (
 )
 
 // card answers ethtool requests as a driver with everything does, by the rules that the kernel has before it asks one
-// (net/ethtool/ioctl.c). No hardware with flow rules, hashing and channels of a VF was at hand: the igbvf of the lab has rings, coalescing
-// and features only.
+// (net/ethtool/ioctl.c). No hardware with flow rules was at hand: the lab's igb offers none, and its igbvf has rings,
+// coalescing and features only.
 type card struct {
 	rules map[uint32]bool
 	// words are the structures without their first number, by the request that reads them.
