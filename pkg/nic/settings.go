@@ -6,6 +6,7 @@ package nic
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 
@@ -43,25 +44,34 @@ func (s Settings) Validate() error {
 // Settings reads a link's settings. One that the driver does not have is left out, and so is one that cannot be read, which
 // is logged. Flow rules are not: a pod's could not be told from the host's.
 func (p *Place) Settings(link netlink.Link) (Settings, error) {
-	driver := p.driverOf(link)
-	all := Settings{}
-	for _, k := range settings {
-		numbers, err := k.read(driver)
-		switch {
-		case err == nil && len(numbers) <= maxNumbers:
-			all[k.name] = numbers
-		case isUnsupported(err):
-		case k.essential && err != nil:
-			return nil, fmt.Errorf("read the %s of link %q: %w", k.name, link.Attrs().Name, err)
-		case k.essential:
-			return nil, fmt.Errorf("link %q has %d %s; at most %d can be told from what a pod adds", link.Attrs().Name, len(numbers), k.name, maxNumbers)
-		default:
-			p.log.Warn("A setting of a NIC cannot be read, and stays as a pod leaves it", "interface", link.Attrs().Name,
-				"setting", k.name, "numbers", len(numbers), "error", err)
-		}
+	all, err := read(p.driverOf(link), link.Attrs().Name, p.log)
+	if err != nil {
+		return nil, err
 	}
 	if err := p.stillThere(link); err != nil {
 		return nil, fmt.Errorf("%w while its settings were read", err)
+	}
+	return all, nil
+}
+
+func read(d driver, name string, log *slog.Logger) (Settings, error) {
+	all := Settings{}
+	for _, k := range settings {
+		numbers, err := k.read(d)
+		switch {
+		case err == nil && len(numbers) <= maxNumbers:
+			all[k.name] = numbers
+		case isUnsupported(err) && k.essential:
+			all[k.name] = []uint32{} // a pod may switch on what the driver does not have now
+		case isUnsupported(err):
+		case k.essential && err != nil:
+			return nil, fmt.Errorf("read the %s of link %q: %w", k.name, name, err)
+		case k.essential:
+			return nil, fmt.Errorf("link %q has %d %s; at most %d can be told from what a pod adds", name, len(numbers), k.name, maxNumbers)
+		default:
+			log.Warn("A setting of a NIC cannot be read, and stays as a pod leaves it", "interface", name,
+				"setting", k.name, "numbers", len(numbers), "error", err)
+		}
 	}
 	return all, nil
 }
@@ -141,7 +151,7 @@ func (k setting) putBack(d driver, noted []uint32) error {
 	if want = k.wantedNow(noted, now); slices.Equal(want, now) {
 		return nil
 	}
-	if errors.Is(setErr, unix.EOPNOTSUPP) {
+	if errors.Is(setErr, unix.EOPNOTSUPP) && !k.essential {
 		return nil // nobody can set it, so that no pod has
 	}
 	return errors.Join(setErr, &differentError{want, now})

@@ -284,6 +284,10 @@ func TestSettingsThatStay(t *testing.T) {
 			func(c *card) { c.rules[9] = true; c.refuse[unix.ETHTOOL_SRXCLSRLDEL] = unix.EBUSY },
 			[]string{"flow rules: delete rule 9, which a pod has left: device or resource busy\nit is [3 9] instead of [3]"},
 		},
+		"rule that cannot be deleted": {
+			func(c *card) { c.rules[9] = true; c.refuse[unix.ETHTOOL_SRXCLSRLDEL] = unix.EOPNOTSUPP },
+			[]string{"flow rules: delete rule 9, which a pod has left: operation not supported\nit is [3 9] instead of [3]"},
+		},
 		"rule of the host": {
 			func(c *card) { delete(c.rules, 3) },
 			[]string{"flow rules: rule 3, which the host had, is gone; add it again with ethtool --config-ntuple\nit is [] instead of [3]"},
@@ -322,6 +326,42 @@ func TestSettingsThatStay(t *testing.T) {
 			require.EqualValues(t, 1, c.words[unix.ETHTOOL_GPAUSEPARAM][1], "what comes later is put back")
 		})
 	}
+}
+
+// Some drivers have flow rules only while a feature is on, which a pod may switch on.
+func TestRulesOfAFeatureThatWasOff(t *testing.T) {
+	c := newCard()
+	c.refuse[unix.ETHTOOL_GRXCLSRLCNT] = unix.EOPNOTSUPP
+	before, err := read(c.ask, "c0", slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.Equal(t, []uint32{}, before[flowRules.name])
+	require.Empty(t, c.putBack(before))
+	delete(c.refuse, unix.ETHTOOL_GRXCLSRLCNT)
+	require.Empty(t, c.putBack(before))
+	require.Empty(t, c.rules)
+}
+
+// Without its flow rules a NIC is not lent; another setting that cannot be read stays, and is told of.
+func TestSettingsThatCannotBeRead(t *testing.T) {
+	log := &testenv.LogBuffer{}
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	c := newCard()
+	c.refuse[unix.ETHTOOL_GRINGPARAM] = unix.EIO
+	s, err := read(c.ask, "c0", logger)
+	require.NoError(t, err)
+	require.NotContains(t, s, "ring sizes")
+	require.Contains(t, s, "coalescing")
+	require.Contains(t, log.String(), `setting="ring sizes"`)
+
+	c.refuse[unix.ETHTOOL_GRXCLSRLCNT] = unix.EBUSY
+	_, err = read(c.ask, "c0", logger)
+	require.EqualError(t, err, `read the flow rules of link "c0": device or resource busy`)
+	c = newCard()
+	for i := range uint32(maxNumbers + 1) {
+		c.rules[i] = true
+	}
+	_, err = read(c.ask, "c0", logger)
+	require.EqualError(t, err, `link "c0" has 2201 flow rules; at most 2200 can be told from what a pod adds`)
 }
 
 func TestSettingsValidate(t *testing.T) {
@@ -377,7 +417,7 @@ func TestSettingsOfVeth(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, before, features.name)
 	require.Contains(t, before, channels.name)
-	require.NotContains(t, before, flowRules.name, "veth has none")
+	require.Empty(t, before[flowRules.name], "veth has none")
 
 	send(t, host, pod, id, "net1")
 	inPod, err := pod.Find(id, nil)
