@@ -81,6 +81,10 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	settings, err := host.Settings(link)
+	if err != nil {
+		return nil, err
+	}
 	// What could not come back does not leave.
 	id := host.Identify(link)
 	if err = state.validate(); err == nil {
@@ -93,6 +97,7 @@ func (c *call) add(ctx context.Context) (types.Result, error) {
 	rec := &record{
 		Version: recordVersion, Network: c.conf.name, ContainerID: c.args.ContainerID, IfName: c.args.IfName,
 		BootID: c.boot, Recorded: sinceBoot(), NetNS: c.args.Netns, NetNSID: pod.NS.ID, State: state,
+		Settings: settings,
 	}
 	rec.setNIC(id, link)
 	for _, r := range routes {

@@ -43,7 +43,10 @@ func (c *call) end(ctx context.Context, host *nic.Place, r *record) error {
 	_, problem := host.Restore(link, r.State.State)
 	problem = errors.Join(problem, restoreAddresses(host, index, r.State.Addresses, r.elapsed(sinceBoot())))
 	// Success is claimed for what the kernel says, not for what was asked for.
-	if link, err = host.ByIndex(index); err != nil {
+	if link, err = host.ByIndex(index); err == nil && link != nil {
+		problem = errors.Join(problem, host.PutBack(link, r.Settings))
+	}
+	if err != nil {
 		return err
 	}
 	if link == nil {

@@ -55,6 +55,8 @@ type record struct {
 	// compare it and would not find the NIC after a downgrade.
 	VFPermMAC string    `json:"vfPermanentMAC,omitempty"`
 	State     hostState `json:"state"`
+	// Settings are what ethtool(8) sets of the NIC. Earlier versions did not record them.
+	Settings nic.Settings `json:"settings,omitzero"`
 	// Routes are the policy routes that were asked for.
 	Routes []recordedRoute `json:"routes,omitempty"`
 	// Refusals counts how often the NIC was on the host and could not be made what it was.
@@ -145,6 +147,9 @@ func decodeRecord(data []byte) (*record, error) {
 	}
 	if err := r.State.validate(); err != nil {
 		return nil, fmt.Errorf("state of the NIC: %w", err)
+	}
+	if err := r.Settings.Validate(); err != nil {
+		return nil, fmt.Errorf("settings of the NIC: %w", err)
 	}
 	if r.VFPermMAC != "" {
 		r.NIC.PermMAC = ""

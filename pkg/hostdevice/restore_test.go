@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -98,6 +100,40 @@ func (b *bed) vandalise() {
 	require.NoError(b.t, b.pod.LinkSetUp(link))
 }
 
+// retune does what a pod can do to an interface and earlier versions did not record.
+func (b *bed) retune(name string) {
+	b.t.Helper()
+	link := b.pod.mustLink(name)
+	require.NoError(b.t, b.pod.LinkSetGSOMaxSize(link, 10000))
+	require.NoError(b.t, b.pod.LinkSetGSOMaxSegs(link, 2))
+	require.NoError(b.t, b.pod.LinkSetGROMaxSize(link, 10000))
+	settings := maps.Clone(b.pod.settings(name))
+	settings["features"] = slices.Clone(settings["features"])
+	for i := 1; i < len(settings["features"]); i += 2 {
+		settings["features"][i] = 0
+	}
+	require.NoError(b.t, b.pod.inPlace(func(p *nic.Place) error { return p.PutBack(b.pod.mustLink(name), settings) }))
+}
+
+// inPlace runs a function with the namespace as a place.
+func (s *space) inPlace(f func(*nic.Place) error) error {
+	s.t.Helper()
+	place, err := nic.Open(slog.New(slog.DiscardHandler), s.path, "")
+	require.NoError(s.t, err)
+	defer place.Close()
+	return f(place)
+}
+
+// settings are what ethtool sets of a link.
+func (s *space) settings(name string) (settings nic.Settings) {
+	s.t.Helper()
+	require.NoError(s.t, s.inPlace(func(p *nic.Place) (err error) {
+		settings, err = p.Settings(s.mustLink(name))
+		return err
+	}))
+	return settings
+}
+
 // Everything that the NIC had comes back, whatever the pod did to it, also if the runtime calls twice.
 func TestEverythingIsRestored(t *testing.T) {
 	t.Parallel()
@@ -106,14 +142,16 @@ func TestEverythingIsRestored(t *testing.T) {
 		b.adorn()
 		b.host.veth("uplink0", b.leaf, "port2")
 		require.NoError(t, b.host.LinkAddAltName(b.host.mustLink("uplink0"), "uplink-of-the-whole-node"))
-		before := withoutLifetimes(b.host.snapshot())
+		before, settings := withoutLifetimes(b.host.snapshot()), b.host.settings(nicName)
 		log := b.must("ADD", b.single(routeFields(1, 19)))
 		require.Contains(t, log, "level=INFO")
 		if sabotage {
 			b.vandalise()
+			b.retune("stolen")
 		}
 		b.must("DEL", b.single())
 		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
+		require.Equal(t, settings, b.host.settings(nicName))
 		require.Empty(t, b.recorded())
 		for _, a := range mustState(t, b.host, nicName).Addresses {
 			if a.Local.String() == "2001:db8:1::5" {
@@ -124,6 +162,47 @@ func TestEverythingIsRestored(t *testing.T) {
 		b.must("DEL", b.single())
 		require.Equal(t, before, withoutLifetimes(b.host.snapshot()))
 	}
+}
+
+// What an earlier version has recorded has no settings, and a setting that the driver refuses is told of.
+func TestRecordsWithoutSettings(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host.address(nicName, "10.1.2.130/25")
+	before := b.host.snapshot()
+	file := filepath.Join(b.stateDir, "attachments", attachment{"c1", "net1"}.file())
+	change := func(edit func(nic.Settings) nic.Settings) {
+		t.Helper()
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		rec, err := decodeRecord(data)
+		require.NoError(t, err)
+		rec.Settings = edit(rec.Settings)
+		data, err = rec.encode()
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(file, data, 0o600))
+	}
+	b.must("ADD", b.single())
+	change(func(s nic.Settings) nic.Settings {
+		require.NotEmpty(t, s)
+		return nil
+	})
+	b.must("DEL", b.single())
+	b.requireHome(before)
+
+	b.must("ADD", b.single())
+	change(func(s nic.Settings) nic.Settings {
+		s["flow rules"] = []uint32{7}
+		return s
+	})
+	for range maxRefusals - 1 {
+		_, _, failure := b.run(b.call("DEL", b.single()))
+		require.NotNil(t, failure)
+		require.Equal(t, int(types.ErrTryAgainLater), int(failure.Code))
+		require.Contains(t, failure.Msg, "put back the flow rules")
+	}
+	require.Contains(t, b.must("DEL", b.single()), "put back the flow rules")
+	b.requireHome(before)
 }
 
 // The modes that take frames which are not the NIC's own are the host's to choose, and come back as they were.

@@ -7,10 +7,14 @@
 //
 // A NIC is known by what it is ([Identity]) and never by its name, which a pod may change.
 //
-// What is restored ([Place.Restore]) is all that a pod can change of a link by rtnetlink and that outlives the move: name,
-// alternative names, alias, group, MAC, MTU, length of the transmit queue, and the flags up, promiscuous, all-multicast
-// and no-ARP. Each gets the value that the host had, whatever it was: a host that captures all frames on a NIC goes on to.
+// What is restored ([Place.Restore]) is what a pod can change of a link by rtnetlink and that outlives the move: name,
+// alternative names, alias, group, MAC, MTU, length of the transmit queue, sizes of large packets, and the flags up,
+// promiscuous, all-multicast and no-ARP. Each gets the value that the host had, whatever it was: a host that captures all frames on a NIC goes on to.
 // What was not known when the state was recorded stays as it is.
+//
+// What ethtool(8) sets ([Settings]) is read and put back apart from that ([Place.Settings], [Place.PutBack]), since each
+// setting takes a request to the driver, and some an answer of the card. The requests are ioctls: netlink has none for flow
+// rules.
 //
 // What is cleared: an XDP program that is not the one the host had on record is detached, since it would see the host's
 // frames; one that a process still holds (a BPF link) cannot be, and is logged. It is not put back, since the program may be

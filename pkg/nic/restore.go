@@ -127,6 +127,7 @@ func (p *Place) applyAll(link netlink.Link, ch rtlink.Change) []error {
 		{"alias", rtlink.Change{Alias: ch.Alias}},
 		{"group", rtlink.Change{Group: ch.Group}},
 		{"length of the transmit queue", rtlink.Change{TxQLen: ch.TxQLen}},
+		{"sizes of large packets", rtlink.Change{Sizes: ch.Sizes}},
 		{"flags", rtlink.Change{Flags: ch.Flags, Mask: ch.Mask}},
 	} {
 		if part.IsZero() {

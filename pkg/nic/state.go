@@ -37,6 +37,8 @@ type State struct {
 	MAC string `json:"mac,omitempty"`
 	// TxQLen is the length of the transmit queue in packets.
 	TxQLen *uint32 `json:"txQueueLen,omitempty"`
+	// Sizes are those of large packets.
+	Sizes rtlink.Sizes `json:"sizes,omitzero"`
 	// Up, Promisc, AllMulti and NoARP are what the administrator has set of the flags, whatever the carrier.
 	Up       bool `json:"up,omitempty"`
 	Promisc  bool `json:"promisc,omitempty"`
@@ -53,6 +55,10 @@ func Read(link netlink.Link) State {
 	s := State{
 		Name: attrs.Name, AltNames: attrs.AltNames, Alias: &alias, Group: &group, MTU: attrs.MTU,
 		MAC: attrs.HardwareAddr.String(), TxQLen: &txQLen,
+		Sizes: rtlink.Sizes{
+			GSO: attrs.GSOMaxSize, GSOSegs: attrs.GSOMaxSegs, GRO: attrs.GROMaxSize,
+			GSOIPv4: attrs.GSOIPv4MaxSize, GROIPv4: attrs.GROIPv4MaxSize,
+		},
 		Up:       attrs.RawFlags&unix.IFF_UP != 0,
 		Promisc:  attrs.RawFlags&unix.IFF_PROMISC != 0,
 		AllMulti: attrs.RawFlags&unix.IFF_ALLMULTI != 0,
@@ -77,6 +83,8 @@ func (s State) Validate() error {
 		return fmt.Errorf("mtu: %d is not in 0..%d", s.MTU, maxMTU)
 	case s.Alias != nil && len(*s.Alias) > MaxAliasLen:
 		return fmt.Errorf("alias: %d bytes are more than %d", len(*s.Alias), MaxAliasLen)
+	case s.Sizes.Max() > maxMTU:
+		return fmt.Errorf("sizes: %d is not in 0..%d", s.Sizes.Max(), maxMTU)
 	case len(s.AltNames) > maxAltNames:
 		return fmt.Errorf("altNames: %d are more than %d", len(s.AltNames), maxAltNames)
 	}
@@ -125,6 +133,9 @@ func Difference(link netlink.Link, want State) rtlink.Change {
 	}
 	if want.TxQLen != nil && attrs.TxQLen != int(*want.TxQLen) {
 		ch.TxQLen = want.TxQLen
+	}
+	if want.Sizes.Differ(Read(link).Sizes) {
+		ch.Sizes = want.Sizes
 	}
 	ch.Flags = want.flags()
 	ch.Mask = (ch.Flags ^ attrs.RawFlags) & stateFlags

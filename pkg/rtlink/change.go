@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -31,12 +32,44 @@ type Change struct {
 	Mask  uint32
 	// TxQLen is the length of the transmit queue in packets, nil leaves it.
 	TxQLen *uint32
+	Sizes  Sizes
+}
+
+// Sizes bound the packets that the kernel hands to a link at once (GSO), and makes of those that the link receives (GRO). 0
+// leaves one as it is.
+type Sizes struct {
+	GSO     uint32 `json:"gso,omitempty"`     // bytes, IPv6, and IPv4 on older kernels
+	GSOSegs uint32 `json:"gsoSegs,omitempty"` // segments
+	GRO     uint32 `json:"gro,omitempty"`     // bytes, IPv6, and IPv4 on older kernels
+	GSOIPv4 uint32 `json:"gsoIPv4,omitempty"` // bytes
+	GROIPv4 uint32 `json:"groIPv4,omitempty"` // bytes
 }
 
 // IsZero says whether nothing is to be changed.
 func (ch Change) IsZero() bool {
 	return ch.To == nil && len(ch.MAC) == 0 && ch.MTU == 0 && ch.Group == nil && ch.Name == "" && ch.Alias == nil &&
-		ch.Mask == 0 && ch.TxQLen == nil
+		ch.Mask == 0 && ch.TxQLen == nil && ch.Sizes == Sizes{}
+}
+
+// sizeAttrs are the attributes of the sizes in the order that the kernel takes them in: those for IPv4 are set by the others too.
+var sizeAttrs = [...]int{
+	unix.IFLA_GSO_MAX_SIZE, unix.IFLA_GSO_MAX_SEGS, unix.IFLA_GRO_MAX_SIZE, unix.IFLA_GSO_IPV4_MAX_SIZE, unix.IFLA_GRO_IPV4_MAX_SIZE,
+}
+
+func (s Sizes) all() []uint32 { return []uint32{s.GSO, s.GSOSegs, s.GRO, s.GSOIPv4, s.GROIPv4} }
+
+// Max returns the largest number.
+func (s Sizes) Max() uint32 { return slices.Max(s.all()) }
+
+// Differ says whether one that the sizes have is another now.
+func (s Sizes) Differ(now Sizes) bool {
+	present := now.all()
+	for i, size := range s.all() {
+		if size != 0 && size != present[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // Change changes a link. The error is or wraps the kernel's answer.
@@ -63,6 +96,11 @@ func (c *Conn) Change(index int, ch Change) error {
 	}
 	if ch.TxQLen != nil {
 		req.AddData(nl.NewRtAttr(unix.IFLA_TXQLEN, nl.Uint32Attr(*ch.TxQLen)))
+	}
+	for i, size := range ch.Sizes.all() {
+		if size > 0 {
+			req.AddData(nl.NewRtAttr(sizeAttrs[i], nl.Uint32Attr(size)))
+		}
 	}
 	_, err := c.execute(req, 0)
 	return err

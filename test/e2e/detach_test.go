@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cilium/networkdriver/test/lab"
 )
 
 // twoVFs starts a pod with the VFs 0 and 1 as sriov0 and sriov1 in VLAN 1001.
@@ -36,11 +38,22 @@ func (e *T) links(node string) []string {
 	return names
 }
 
+// settings is what ethtool says of an interface of the host, and the sizes of large packets.
+func (e *T) settings(n *lab.Node, link string) string {
+	e.Helper()
+	return e.onNode(n, fmt.Sprintf("for what in -g -c -k; do ethtool $what %s; done; ip -d link show %[1]s | grep -o 'g[sr]o_[a-z0-9_]* [0-9]*'", link))
+}
+
 // TestPodChangesInterface: a pod may do with its interface what it likes, and put another in its place. The VF comes
 // home as it went, and the pod's own link does not come at all.
 func TestPodChangesInterface(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
+	// What comes back is the host's, and not what the driver begins with.
+	drivers := e.settings(n, vfName(0))
+	e.onNode(n, fmt.Sprintf("ethtool -G %s rx 2048 && ethtool -K %[1]s gro off", vfName(0)))
+	settings := e.settings(n, vfName(0))
+	require.NotEqual(e, drivers, settings)
 	before := e.hostState(n)
 	e.configure(e.node.Name(), sriovPools(vfPool("first", 0)))
 	e.waitDevices(e.node.Name(), "first", 1)
@@ -56,16 +69,28 @@ func TestPodChangesInterface(t *testing.T) {
 		ip link add sriov0 type dummy
 		ip link set foo address 02:aa:bb:cc:dd:ee mtu 1400
 		ip link set foo promisc on allmulticast on
+		ip link set foo gso_max_size 20000 gso_max_segs 7 gro_max_size 20000
+		ethtool -G foo rx 512 tx 512
+		ethtool -C foo rx-usecs 100
+		ethtool -K foo tso off rx off gro on
 		ip link set foo up`)
 	require.Contains(e, e.mustInPod("a", "ip link show foo"), "02:aa:bb:cc:dd:ee")
 	e.deletePods("a")
 	e.requireRestored(n, before)
 	require.NotContains(e, e.onNode(n, "ip -d link show "+vfName(0)), "promiscuity 1")
+	// They come back when the device is freed, which is later than the interface.
+	e.noAllocations(n)
+	require.Equal(e, settings, e.settings(n, vfName(0)))
 
 	// The next pod has what is the VF's own.
 	e.pod("b", e.node.Name(), "first")
 	e.running("b")
 	require.Contains(e, e.mustInPod("b", "ip link show sriov0"), before.Links[vfName(0)].MAC)
+	e.deletePods("b")
+	e.noAllocations(n)
+	require.Equal(e, settings, e.settings(n, vfName(0)))
+	e.onNode(n, fmt.Sprintf("ethtool -G %s rx 1024 && ethtool -K %[1]s gro on", vfName(0)))
+	require.Equal(e, drivers, e.settings(n, vfName(0)))
 }
 
 // TestNamespaceGone: while the agent is away, the processes and the namespace of a pod are destroyed, so that the kernel

@@ -22,14 +22,14 @@ import (
 func TestPackagesOnNode(t *testing.T) {
 	e := take(t)
 	n := e.node
-	const module = "github.com/cilium/networkdriver/pkg/networkdriver/"
+	const module = "github.com/cilium/networkdriver/pkg/"
 	e.removeVFs(n)
 	// The module makes links of its own when the tests' first link of the kind loads it.
 	e.onNode(n, "ip link add e2e-ifb type ifb && ip link del e2e-ifb")
 	e.guard()
-	for _, pkg := range []string{"dummy", "hostnet", "podnet", "sriov"} {
-		t.Run(pkg, func(t *testing.T) {
-			name := pkg + ".test"
+	for _, pkg := range []string{"nic", "networkdriver/dummy", "networkdriver/hostnet", "networkdriver/podnet", "networkdriver/sriov"} {
+		t.Run(path.Base(pkg), func(t *testing.T) {
+			name := path.Base(pkg) + ".test"
 			program := filepath.Join(e.ShareDir(), name)
 			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-ldflags=-s -w", "-o", program, module+pkg)
 			build.Env = append(os.Environ(), "CGO_ENABLED=0")

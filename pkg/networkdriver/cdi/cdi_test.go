@@ -198,6 +198,35 @@ func TestReadMarkers(t *testing.T) {
 
 // BenchmarkRuntime is what a change of one file costs a runtime, which reads the whole folder again, with the files of 256
 // claims; and what it costs the driver.
+// A container's environment is its pod's to write. What is a marker in it is one of the driver's, or of somebody who plays it,
+// and a claim's file marks containers with what it was opened for, whatever the names are.
+func FuzzMarkers(f *testing.F) {
+	f.Add(string(claim), "sandbox", "net", markerPrefix+"X=a/b")
+	f.Add("a/b", "", "net/fast", markerPrefix)
+	f.Add(string(other), "s=1", "", markerPrefix+"=/")
+	f.Add(`"`, "\n", "{}", "=")
+	files := NewFiles(slog.New(slog.DiscardHandler), f.TempDir(), driver)
+	f.Fuzz(func(t *testing.T, claim, sandbox, request, variable string) {
+		for _, m := range MarkersIn([]string{variable}) {
+			require.True(t, strings.HasPrefix(variable, markerPrefix))
+			require.True(t, strings.HasSuffix(variable, "="+string(m.Claim)+"/"+m.Sandbox))
+			require.NotContains(t, m.Claim, "/")
+		}
+		if strings.ContainsFunc(sandbox, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+			return // runtimes make IDs of letters and digits
+		}
+		content, err := files.spec(kubetypes.UID(claim), sandbox, []string{request})
+		if err != nil {
+			return // not a name that CDI takes
+		}
+		spec, err := cdi.ParseSpec(content)
+		require.NoError(t, err)
+		require.Len(t, spec.Devices, 1)
+		require.Equal(t, ID(driver, kubetypes.UID(claim), request), spec.Kind+"="+spec.Devices[0].Name)
+		require.Equal(t, []Marker{{kubetypes.UID(claim), sandbox}}, MarkersIn(spec.Devices[0].ContainerEdits.Env))
+	})
+}
+
 func BenchmarkRuntime(b *testing.B) {
 	folder := b.TempDir()
 	f := newFiles(b, folder)

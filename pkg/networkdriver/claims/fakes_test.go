@@ -199,6 +199,30 @@ type fakeDevice struct {
 	Found  bool   `json:"found"`
 	NoLink bool   `json:"noLink,omitempty"`
 	Pad    string `json:"pad,omitempty"`
+	// Noted is in the journal and not in records.
+	Noted string `json:"-"`
+}
+
+var _ types.Noted = (*fakeDevice)(nil)
+
+func (d *fakeDevice) MarshalNote() ([]byte, error) {
+	type plain fakeDevice
+	return json.Marshal(struct {
+		*plain
+		Noted string `json:"noted"`
+	}{(*plain)(d), d.Noted})
+}
+
+func (d *fakeDevice) RestoreNote(data []byte) (types.Device, error) {
+	var note struct {
+		Noted string `json:"noted"`
+	}
+	if err := json.Unmarshal(data, &note); err != nil {
+		return nil, err
+	}
+	noted := *d
+	noted.Noted = note.Noted
+	return &noted, nil
 }
 
 var _ types.Device = (*fakeDevice)(nil)

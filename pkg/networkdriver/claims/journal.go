@@ -114,6 +114,9 @@ func (r *Restorer) rowOf(e *journal.Entry) (row *tables.DRAAllocation, err error
 	if u, ok := manager.(types.Unfinished); ok && err != nil && !e.Settled {
 		device, err = u.RestoreUnfinished(e.Device)
 	}
+	if n, ok := device.(types.Noted); ok && err == nil {
+		device, err = n.RestoreNote(e.Device)
+	}
 	if err != nil {
 		return nil, err
 	}

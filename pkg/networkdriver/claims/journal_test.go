@@ -75,7 +75,7 @@ func newJournal(t testing.TB, dir, driver string) *journal.Journal {
 // preparedRow is the row of a device that was prepared for pod p by claim c.
 func preparedRow(device string) *tables.DRAAllocation {
 	return &tables.DRAAllocation{
-		DeviceName: device, Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: &fakeDevice{Name: device, Found: true}, Pool: "pool",
+		DeviceName: device, Manager: types.DeviceManagerTypeSRIOV, PreparedDevice: &fakeDevice{Name: device, Found: true, Noted: "settings"}, Pool: "pool",
 		PodUID: "uid-p", ClaimUID: "uid-c", Config: types.DeviceConfig{PodIfName: "net1", Vlan: vlan(5)},
 		ClaimNamespace: "default", ClaimName: "c", PodName: "p", Request: "net",
 	}
@@ -194,6 +194,9 @@ func TestRestoreFromTheJournal(t *testing.T) {
 				require.Equal(t, tt.state, row.State())
 				want := preparedRow("a")
 				want.PreparedDevice.(*fakeDevice).host = r.host
+				if tt.empty || tt.restored == "d" {
+					want.PreparedDevice.(*fakeDevice).Noted = "" // it comes from the record
+				}
 				want.ClaimName, want.ClaimUID, want.Releasing = row.ClaimName, kubetypes.UID("uid-"+row.ClaimName), row.Releasing
 				want.Held = !row.Releasing
 				require.Equal(t, want, row)

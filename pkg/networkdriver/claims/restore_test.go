@@ -348,6 +348,41 @@ func TestRestoreWaitsForTheAPIServer(t *testing.T) {
 	require.Empty(t, r.rows())
 }
 
+// Whoever may write a claim's status writes what he likes there, and other versions of the agent what they know: of it a row
+// comes at most for the device, pod and configuration that the claim is allotted, reserved for and asks for.
+func FuzzRestoreRecord(f *testing.F) {
+	seed := func(record any) {
+		raw, err := json.Marshal(record)
+		require.NoError(f, err)
+		f.Add(raw)
+	}
+	seed(goodRecord("a", "p"))
+	seed(changed(func(r *types.Record) { r.PodUID = "uid-q" }))
+	seed(changed(func(r *types.Record) { r.Version = 2 }))
+	seed(changed(func(r *types.Record) { r.BootID = "another" }))
+	seed(changed(func(r *types.Record) { r.Journal = "another" }))
+	f.Add([]byte(`{"version":1,"manager":"sr-iov","podUID":"uid-p","bootID":"boot-1","config":{"vlan":5,"podIfName":"net1","later":1},"device":{"name":"a","found":true,"settings":{}},"later":[1]}`))
+	db := f.TempDir()
+	j := newJournal(f, db, testDriver)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		claim := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", string(raw)))
+		r := newRestored(t, newFakeAPI(claim))
+		r.restorer.Journal = j
+		require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c"), podWith("q", "c")}))
+		rows := r.rows()
+		require.LessOrEqual(t, len(rows), 1)
+		for _, row := range rows {
+			require.Equal(t, "a", row.DeviceName)
+			require.Equal(t, "a", row.PreparedDevice.IfName())
+			require.Equal(t, "pool", row.Pool)
+			require.Equal(t, claim.UID, row.ClaimUID)
+			require.Equal(t, types.DeviceConfig{PodIfName: "net1", Vlan: vlan(5)}, row.Config)
+			require.True(t, row.PodUID == "uid-p" || row.Releasing, "it is for pod %q", row.PodUID)
+			require.NoError(t, j.Forget(row))
+		}
+	})
+}
+
 // BenchmarkRestore restores 256 allocations of 128 claims.
 func BenchmarkRestore(b *testing.B) {
 	var pods []*corev1.Pod

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
@@ -173,7 +174,7 @@ func (j *Journal) Entries() []*Entry { return statedb.Collect(j.Table.All(j.DB.R
 // Note makes the entry of the row's device say what the row says, and whether it is settled, and returns when that is
 // durable.
 func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
-	device, err := row.PreparedDevice.MarshalJSON()
+	device, err := encode(row.PreparedDevice)
 	if err != nil {
 		return fmt.Errorf("encode device %s for the journal: %w", row.DeviceName, err)
 	}
@@ -200,6 +201,13 @@ func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
 			"make sure that there is space and that %s can be written: %w", j.path(e.Name), j.Dir, err)
 	}
 	return j.insert(e)
+}
+
+func encode(device types.Device) ([]byte, error) {
+	if n, ok := device.(types.Noted); ok {
+		return n.MarshalNote()
+	}
+	return device.MarshalJSON()
 }
 
 // Quarantine notes why what the journal has of a device cannot be undone. The file stays as it is.

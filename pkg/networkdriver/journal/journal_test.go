@@ -178,6 +178,26 @@ func TestDebts(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "a.names"))
 }
 
+func FuzzDecodeDebt(f *testing.F) {
+	debt := podnet.Debt{Device: "a", Link: nic.PCI("0000:03:00.1"), Name: "eth1", AltNames: []string{"enp3s0"}}
+	valid, err := json.Marshal(owed{version, "boot", debt})
+	require.NoError(f, err)
+	f.Add(valid)
+	f.Add([]byte(`{"version":1,"debt":{"device":"a"}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o, err := decodeDebt(data)
+		if err != nil {
+			return
+		}
+		require.NoError(t, nic.ValidateName(o.Debt.Name), "the kernel takes it")
+		again, err := json.Marshal(o)
+		require.NoError(t, err)
+		same, err := decodeDebt(again)
+		require.NoError(t, err, "what was decoded can be written")
+		require.Equal(t, o.Debt.Link, same.Debt.Link)
+	})
+}
+
 func FuzzDecode(f *testing.F) {
 	dir := f.TempDir()
 	require.NoError(f, open(f, dir, "boot", slog.New(slog.DiscardHandler)).Note(row("a"), true))

@@ -62,6 +62,8 @@ type Original struct {
 	Incarnation string `json:"incarnation,omitempty"`
 	// VF is what the PF had on record for the VF.
 	VF VFSettings `json:"vf"`
+	// Settings are what ethtool(8) sets of the interface; nil if that is not known. The journal has them and records do not.
+	Settings nic.Settings `json:"-"`
 }
 
 var _ types.Device = (*Device)(nil)
@@ -211,13 +213,13 @@ func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Devic
 	return prepared, nil
 }
 
-// Free implements [types.Device]: the VLAN and the address that the PF has for the VF go back to what Setup found. The
-// caller vouches that the VF is still the claim's.
+// Free implements [types.Device]: the interface's settings, and the VLAN and the address that the PF has for the VF, go back to
+// what Setup found. The caller vouches that the VF is still the claim's.
 func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 	if d.Original == nil {
 		return nil
 	}
-	err := d.manager.free(ctx, d, cfg)
+	err := errors.Join(d.manager.putBack(ctx, d), d.manager.free(ctx, d, cfg))
 	if err == nil {
 		err = d.disown(d.manager.owners)
 	}
@@ -244,4 +246,41 @@ func (d *Device) Merge(prepared types.Device) types.Device {
 func (d *Device) MarshalJSON() ([]byte, error) {
 	type fields Device
 	return json.Marshal((*fields)(d))
+}
+
+var _ types.Noted = (*Device)(nil)
+
+// note is what a note has beyond a record.
+type note struct {
+	Settings nic.Settings `json:"settings,omitzero"`
+}
+
+// MarshalNote implements [types.Noted].
+func (d *Device) MarshalNote() ([]byte, error) {
+	type fields Device
+	n := struct {
+		*fields
+		note
+	}{fields: (*fields)(d)}
+	if d.Original != nil {
+		n.Settings = d.Original.Settings
+	}
+	return json.Marshal(n)
+}
+
+// RestoreNote implements [types.Noted].
+func (d *Device) RestoreNote(data []byte) (types.Device, error) {
+	var n note
+	if err := json.Unmarshal(data, &n); err != nil {
+		return nil, fmt.Errorf("decode VF: %w", err)
+	}
+	if err := n.Settings.Validate(); err != nil {
+		return nil, fmt.Errorf("decode VF: settings: %w", err)
+	}
+	if d.Original == nil {
+		return d, nil
+	}
+	noted, original := *d, *d.Original
+	original.Settings, noted.Original = n.Settings, &original
+	return &noted, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -40,7 +41,7 @@ func newTree(tb testing.TB) *tree {
 	tb.Helper()
 	t := &tree{
 		tb: tb, root: tb.TempDir(), owners: nicowner.Dir(tb.TempDir()), index: 1,
-		kernel: &fakeKernel{links: map[int]link{}, vfs: map[int]map[int]VFSettings{}},
+		kernel: &fakeKernel{links: map[int]link{}, vfs: map[int]map[int]VFSettings{}, settings: map[int]nic.Settings{}},
 	}
 	t.mkdir("bus/pci/devices")
 	t.mkdir("class/net")
@@ -122,6 +123,7 @@ func (t *tree) netdev(addr, name string) int {
 		Name: name, MTU: 1500, MAC: mac, AltNames: []string{"alt" + name},
 	}}
 	t.kernel.set(l)
+	t.kernel.with(func() { t.kernel.settings[l.index] = nic.Settings{"ring sizes": {256, 0, 0, 256}} })
 	t.showNetdev(l)
 	return l.index
 }
@@ -188,6 +190,17 @@ func (t *tree) scan(m *Manager) (devices map[string]*Device, skipped map[string]
 	return devices, skipped
 }
 
+// indexOf returns the index of the interface of a PCI function.
+func (t *tree) indexOf(addr string) int {
+	for index, l := range t.kernel.links {
+		if l.parent == addr {
+			return index
+		}
+	}
+	t.tb.Fatalf("%s has no interface", addr)
+	return 0
+}
+
 // fakeKernel answers what rtnetlink would, and fails where told to.
 type fakeKernel struct {
 	// mu guards the fields below.
@@ -200,6 +213,9 @@ type fakeKernel struct {
 	addresses []hostnet.Address
 	setUpErr  error
 	up        []int
+	// settings are those of links, and putBackErr keeps them from being put back.
+	settings   map[int]nic.Settings
+	putBackErr error
 	// setVLAN is asked before a VLAN is set.
 	setVLAN func(pfIndex, vf int, s VFSettings) error
 	setMAC  func(mac string) error
@@ -241,6 +257,21 @@ func (k *fakeKernel) Link(index int) (link, error) {
 		return link{}, unix.ENODEV
 	}
 	return l, nil
+}
+
+func (k *fakeKernel) Settings(index int) (nic.Settings, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.settings[index]), nil
+}
+
+func (k *fakeKernel) PutBack(index int, want nic.Settings) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.putBackErr == nil {
+		k.settings[index] = maps.Clone(want)
+	}
+	return k.putBackErr
 }
 
 func (k *fakeKernel) SetUp(index int) error {

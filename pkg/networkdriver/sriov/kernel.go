@@ -54,6 +54,9 @@ type kernel interface {
 	HostNetwork(nodeIPs []netip.Addr) (*hostnet.View, error)
 	// Link reads one interface.
 	Link(index int) (link, error)
+	// Settings reads what ethtool(8) sets of an interface, and PutBack sets what differs from that.
+	Settings(index int) (nic.Settings, error)
+	PutBack(index int, want nic.Settings) error
 	SetUp(index int) error
 	// VFs reads the settings of all VFs of a PF by their index. It is empty for a PF whose driver keeps none.
 	VFs(pfIndex int) (map[int]VFSettings, error)
@@ -97,7 +100,16 @@ func (k rtnetlink) HostNetwork(nodeIPs []netip.Addr) (view *hostnet.View, err er
 }
 
 func (k rtnetlink) Link(index int) (l link, err error) {
-	err = k.with(func(host *nic.Place) error {
+	err = k.withLink(index, func(host *nic.Place, found netlink.Link) error {
+		a := found.Attrs()
+		l = link{index: a.Index, parent: a.ParentDev, permMAC: host.Identify(found).PermMAC, State: nic.Read(found)}
+		return nil
+	})
+	return l, err
+}
+
+func (k rtnetlink) withLink(index int, do func(*nic.Place, netlink.Link) error) error {
+	return k.with(func(host *nic.Place) error {
 		found, err := host.ByIndex(index)
 		if err == nil && found == nil {
 			err = fmt.Errorf("look up link with index %d: %w", index, unix.ENODEV)
@@ -105,11 +117,20 @@ func (k rtnetlink) Link(index int) (l link, err error) {
 		if err != nil {
 			return err
 		}
-		a := found.Attrs()
-		l = link{index: a.Index, parent: a.ParentDev, permMAC: host.Identify(found).PermMAC, State: nic.Read(found)}
-		return nil
+		return do(host, found)
 	})
-	return l, err
+}
+
+func (k rtnetlink) Settings(index int) (s nic.Settings, err error) {
+	err = k.withLink(index, func(host *nic.Place, found netlink.Link) error {
+		s, err = host.Settings(found)
+		return err
+	})
+	return s, err
+}
+
+func (k rtnetlink) PutBack(index int, want nic.Settings) error {
+	return k.withLink(index, func(host *nic.Place, found netlink.Link) error { return host.PutBack(found, want) })
 }
 
 func (k rtnetlink) SetUp(index int) error {

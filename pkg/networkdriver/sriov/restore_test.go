@@ -21,10 +21,12 @@ func TestRestore(t *testing.T) {
 	node.kernel.vfs[pf][0] = VFSettings{VLAN: 9, QoS: 2, MAC: d.MAC}
 	dev, err := d.Setup(t.Context(), withVLAN(1001))
 	require.NoError(t, err)
-	data, err := json.Marshal(dev)
+	data, err := dev.(*Device).MarshalNote()
 	require.NoError(t, err)
 
 	restored, err := m.RestoreDevice(data)
+	require.NoError(t, err)
+	restored, err = restored.(*Device).RestoreNote(data)
 	require.NoError(t, err)
 	require.Equal(t, dev, restored)
 
@@ -222,10 +224,58 @@ func TestRestoreReboundVF(t *testing.T) {
 	})
 }
 
+// What the journal has of settings is not in a claim's record, and is not believed of one: who forges it could have what a pod
+// has set last.
+func TestSettingsAreNotRecorded(t *testing.T) {
+	node := newNode(t)
+	m, d, _ := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	require.NotEmpty(t, dev.(*Device).Original.Settings)
+	record, err := dev.MarshalJSON()
+	require.NoError(t, err)
+	require.NotContains(t, string(record), "settings")
+	note, err := dev.(*Device).MarshalNote()
+	require.NoError(t, err)
+	forged, err := m.RestoreDevice(note)
+	require.NoError(t, err, "an older agent takes a note")
+	require.Nil(t, forged.(*Device).Original.Settings)
+
+	_, err = forged.(*Device).RestoreNote([]byte(`{"settings":{"ring sizes":[-1]}}`))
+	require.ErrorContains(t, err, "decode VF")
+	_, err = forged.(*Device).RestoreNote([]byte(`{"settings":{"ring sizes":[` + strings.Repeat("1,", 5000) + `1]}}`))
+	require.ErrorContains(t, err, `settings: "ring sizes": 5001 numbers are more than`)
+	before, err := forged.(*Device).RestoreNote(record)
+	require.NoError(t, err, "an older agent has noted none")
+	require.Nil(t, before.(*Device).Original.Settings)
+}
+
+func FuzzRestoreNote(f *testing.F) {
+	f.Add([]byte(goodRecord))
+	f.Add([]byte(`{"settings":{"flow rules":[],"features":[1,2,3,4]}}`))
+	m := newManager(Params{SysfsPath: filepath.Join(f.TempDir(), "none")}, &fakeKernel{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dev, err := m.RestoreDevice([]byte(goodRecord))
+		require.NoError(t, err)
+		noted, err := dev.(*Device).RestoreNote(data)
+		if err != nil {
+			return
+		}
+		again, err := noted.(*Device).MarshalNote()
+		require.NoError(t, err)
+		same, err := dev.(*Device).RestoreNote(again)
+		require.NoError(t, err)
+		require.Equal(t, noted, same)
+		require.Nil(t, dev.(*Device).Original.Settings, "devices are immutable")
+	})
+}
+
 func FuzzRestoreDevice(f *testing.F) {
 	f.Add([]byte(goodRecord))
 	f.Add([]byte(`{"pciAddr":"0000:03:10.0","original":{}}`))
 	f.Add([]byte(strings.Replace(goodRecord, `["a"]`, `[]`, 1)))
+	f.Add([]byte(strings.Replace(goodRecord, `"up":true`, `"up":true,"alias":"x","group":7,"txQueueLen":10,"sizes":{"gso":65536,"gsoSegs":65535}`, 1)))
+	f.Add([]byte(strings.Replace(goodRecord, `"future":true`, `"settings":{"flow rules":[1]},"strayed":true,"manager":{}`, 1)))
 	m := newManager(Params{SysfsPath: filepath.Join(f.TempDir(), "none")}, &fakeKernel{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		dev, err := m.RestoreDevice(data)

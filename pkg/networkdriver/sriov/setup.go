@@ -147,6 +147,9 @@ func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepare
 	}
 	another, original := *d, *d.Original
 	original.Incarnation, original.Link.MAC = now, l.MAC
+	if original.Settings, err = m.kernel.Settings(l.index); err != nil {
+		return nil, false, err
+	}
 	another.Original, another.MAC = &original, l.MAC
 	return &another, true, nil
 }
@@ -196,7 +199,11 @@ func (m *Manager) rememberLink(ctx context.Context, vf *virtFn, knownName string
 	if err := l.Validate(); err != nil {
 		return nil, fmt.Errorf("its interface %.64q cannot be given back as it is: %w", l.Name, err)
 	}
-	prepared.Original.Link, prepared.Original.PermMAC = l.State, l.permMAC
+	settings, err := m.kernel.Settings(l.index)
+	if err != nil {
+		return nil, err
+	}
+	prepared.Original.Link, prepared.Original.PermMAC, prepared.Original.Settings = l.State, l.permMAC, settings
 	prepared.KernelIfaceName, prepared.MTU, prepared.MAC = l.Name, l.MTU, l.MAC
 	return prepared, nil
 }
@@ -299,6 +306,33 @@ func (m *Manager) setVLAN(ctx context.Context, vf *virtFn, s VFSettings) error {
 		return fmt.Errorf("set VLAN %d of VF %d on PF %s: %w", s.VLAN, vf.id, vf.pf.ifName, err)
 	}
 	return nil
+}
+
+// putBack gives the VF's interface, which is home, the settings that it had. One that is gone took them with it, and so did
+// a VF that was made anew since.
+func (m *Manager) putBack(ctx context.Context, d *Device) error {
+	if d.Original.Settings == nil {
+		if d.Original.Link.Name != "" {
+			m.log.Warn("What a pod has set of a VF by ethtool stays, since it is not known what the host had; bind the VF to its driver anew to be rid of it",
+				"device", d.IfName())
+		}
+		return nil
+	}
+	dev, err := m.sysfs.netdev(d.Addr)
+	switch {
+	case errors.Is(err, errGone), err == nil && dev == nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	if now, err := m.sysfs.incarnation(d.Addr); err != nil || d.isFormer(now) {
+		return err
+	}
+	l, err := m.hostLink(ctx, d.Addr)
+	if err != nil {
+		return err
+	}
+	return m.kernel.PutBack(l.index, d.Original.Settings)
 }
 
 // free restores what the PF had on record for the VF. A VF that is gone, with its PF or without, took its settings with

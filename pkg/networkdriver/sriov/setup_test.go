@@ -460,6 +460,84 @@ func TestFreeFailureIsReported(t *testing.T) {
 	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
 }
 
+// What ethtool sets of the VF's interface goes back to what Setup found.
+func TestFreePutsSettingsBack(t *testing.T) {
+	const addr = "0000:03:10.0"
+	ofPod := nic.Settings{"ring sizes": {64, 0, 0, 64}, "flow rules": {1}}
+	for name, tc := range map[string]struct {
+		change func(*tree, *Device) *Device
+		back   bool
+		log    string
+	}{
+		"by the pod": {func(_ *tree, d *Device) *Device { return d }, true, ""},
+		"VF made anew": {func(n *tree, d *Device) *Device {
+			l, _ := n.kernel.Link(n.indexOf(addr))
+			n.remake(addr, l.Name)
+			n.showNetdev(l)
+			return d
+		}, false, ""},
+		"in vfio": {func(n *tree, d *Device) *Device { n.hideNetdev(addr, "ens1f0v0"); n.bind(addr, "vfio-pci"); return d }, false, ""},
+		"not known": {func(_ *tree, d *Device) *Device {
+			before, original := *d, *d.Original
+			original.Settings, before.Original = nil, &original
+			return &before
+		}, false, "by ethtool stays"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			var log bytes.Buffer
+			_, d, pf := discovered(t, node, Params{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			index := node.indexOf(addr)
+			before, err := node.kernel.Settings(index)
+			require.NoError(t, err)
+			dev, err := d.Setup(t.Context(), withVLAN(5))
+			require.NoError(t, err)
+			node.kernel.settings[index] = ofPod
+			require.NoError(t, tc.change(node, dev.(*Device)).Free(t.Context(), withVLAN(5)))
+			if tc.back {
+				require.Equal(t, before, node.kernel.settings[index])
+			} else {
+				require.Equal(t, ofPod, node.kernel.settings[index], "not this one's to put back")
+			}
+			require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+			require.Equal(t, tc.log != "", strings.Contains(log.String(), "ethtool"), log.String())
+			require.Contains(t, log.String(), tc.log)
+		})
+	}
+}
+
+// A VF whose settings cannot be put back is not free, and out of the claim's VLAN all the same.
+func TestFreeWithSettingsThatStay(t *testing.T) {
+	node := newNode(t)
+	_, d, pf := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	node.kernel.putBackErr = errors.New("rule 9 stays")
+	require.ErrorContains(t, dev.Free(t.Context(), withVLAN(5)), "free VF 0000:03:10.0: rule 9 stays")
+	require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+	node.kernel.putBackErr = nil
+	require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+}
+
+// The settings of a VF that was made anew are its own: those of the former one do not count any more.
+func TestSettingsOfVFMadeAnew(t *testing.T) {
+	const addr = "0000:03:10.0"
+	node := newNode(t)
+	_, d, _ := discovered(t, node, Params{})
+	dev, err := d.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	index := node.indexOf(addr)
+	l, err := node.kernel.Link(index)
+	require.NoError(t, err)
+	node.remake(addr, l.Name)
+	node.showNetdev(l)
+	anew := nic.Settings{"ring sizes": {1024, 0, 0, 1024}}
+	node.kernel.settings[index] = anew
+	again, err := dev.Setup(t.Context(), withVLAN(5))
+	require.NoError(t, err)
+	require.Equal(t, anew, again.(*Device).Original.Settings)
+}
+
 func TestFreeRestoresPFsAddress(t *testing.T) {
 	const own, admin, foreign = "02:00:00:00:00:03", "02:aa:00:00:00:01", "02:ff:00:00:00:09"
 	for name, tc := range map[string]struct {

@@ -106,6 +106,15 @@ type Rememberer interface {
 	Remember(ctx context.Context, cfg DeviceConfig) (Device, error)
 }
 
+// Noted is a device that remembers more than its record has. The journal has that too: it is too much for a claim's status,
+// or not to be believed of one, and does not outlive the boot.
+type Noted interface {
+	// MarshalNote returns what MarshalJSON returns, with the rest.
+	MarshalNote() ([]byte, error)
+	// RestoreNote returns the device with the rest of what MarshalNote returned.
+	RestoreNote(note []byte) (Device, error)
+}
+
 // Unfinished is a device manager whose devices can be freed by what they were before Setup: a Setup that the end of the
 // agent interrupted is undone with that.
 type Unfinished interface {

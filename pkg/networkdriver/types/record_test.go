@@ -67,6 +67,8 @@ func FuzzDecodeRecord(f *testing.F) {
 	f.Add(raw)
 	f.Add([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","device":null}`))
 	f.Add([]byte(`{"version":1,"config":{"vlan":4095,"podIfName":".."}}`))
+	f.Add([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","journal":"j","config":{"later":1},"device":{},"later":true}`))
+	f.Add([]byte(`{"version":2,"manager":"m","podUID":"p","bootID":"b","device":{}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r, err := DecodeRecord(raw)
 		if err != nil {
