@@ -23,6 +23,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
 
@@ -64,7 +65,10 @@ func (f *Files) OpenGate(claim kubetypes.UID, sandbox string, requests []string)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open[claim] = content
-	return f.note(claim, f.write(claim, content))
+	crashpoint.Here(crashpoint.CDIBefore)
+	err = f.write(claim, content)
+	crashpoint.Here(crashpoint.CDIAfter)
+	return f.note(claim, err)
 }
 
 // CloseGate holds back containers that list the claim from now on. A failure is kept for [Files.State], and

@@ -21,6 +21,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -162,9 +163,11 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 			r.Owed(RefOf(c.object))
 		}
 	}
+	crashpoint.Here(crashpoint.RestoreBefore)
 	if err := r.Room.Restore(rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
 	}
+	crashpoint.Here(crashpoint.RestoreRows)
 	for _, claim := range outdated { // now that its rows are there
 		r.Observer.Withdraw(claim)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -325,6 +326,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 			return err
 		}
 	}
+	crashpoint.Here(crashpoint.FreeVLAN)
 	return m.restoreMAC(ctx, vf, now.MAC, d.Original)
 }
 
