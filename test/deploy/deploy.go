@@ -253,7 +253,12 @@ func (c *Cluster) Dbg(ctx context.Context, n *lab.Node, args ...string) (string,
 
 // DumpTable returns the rows of a StateDB table of a node's agent.
 func (c *Cluster) DumpTable(ctx context.Context, n *lab.Node, table string) (json.RawMessage, error) {
-	body, err := n.GetSocket(ctx, debugapi.DefaultSocketPath, "/dump/"+table)
+	return DumpTable(ctx, n, debugapi.DefaultSocketPath, table)
+}
+
+// DumpTable returns the rows of a StateDB table of the agent whose socket is at a path of the node.
+func DumpTable(ctx context.Context, n *lab.Node, socket, table string) (json.RawMessage, error) {
+	body, err := n.GetSocket(ctx, socket, "/dump/"+table)
 	if err != nil {
 		return nil, err
 	}
