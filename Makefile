@@ -28,7 +28,7 @@ IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 FAULTS := _out/faults
 # The packages with unit tests.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/... ./test/versions
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
 	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab

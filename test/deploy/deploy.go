@@ -214,11 +214,15 @@ func (c *Cluster) writeKubeconfig(ctx context.Context, n *lab.Node, account stri
 
 // StartAgent starts the agent on a node. Flags are added to those it needs there.
 func (c *Cluster) StartAgent(ctx context.Context, n *lab.Node, flags ...string) error {
-	args := append([]string{
+	return n.Start(ctx, Agent, AgentCommand(n, flags...)...)
+}
+
+// AgentCommand is the agent's command line on a node. Flags are added to those it needs there.
+func AgentCommand(n *lab.Node, flags ...string) []string {
+	return append([]string{
 		filepath.Join(lab.ShareDir, Agent), "--enable-network-driver", "--node-name=" + n.Name(),
 		"--k8s-kubeconfig-path=" + kubeconfigPath(agentAccount), "--prometheus-serve-addr=127.0.0.1:9962",
 	}, flags...)
-	return n.Start(ctx, Agent, args...)
 }
 
 // RestartAgent starts the agent on a node after stopping one that runs there.

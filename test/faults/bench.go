@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,10 +48,11 @@ type bench struct {
 	// agentInPod says that the agent is a pod.
 	agentInPod bool
 	reader     *nodestate.Reader
-	// before is the node as every round has to leave it, and witnesses what the pods that stay have.
-	before    nodestate.Snapshot
-	witnesses string
-	pods      int // how many were made, for their names
+	// idle is the node without any pod, before is the node as every round has to leave it, and witnesses what the pods that
+	// stay have.
+	idle, before nodestate.Snapshot
+	witnesses    string
+	pods         int // how many were made, for their names
 
 	capture *lab.Capture
 	// faultAt is when the fault happened, and took how long it was until all was well again; zero: until the round's end.
@@ -133,42 +133,61 @@ func (b *bench) prepare(ctx context.Context) error {
 	if err := b.eventually(ctx, "node config", b.configured); err != nil {
 		return err
 	}
+	if err := b.delete(ctx, 0, b.podNames(ctx)...); err != nil {
+		return err
+	}
+	err := b.eventually(ctx, "node without pods", func(ctx context.Context) string {
+		var unsettled string
+		b.idle, unsettled = b.settled(ctx)
+		if unsettled == "" && len(b.idle.Rows)+len(b.idle.Journal)+len(b.idle.Prepared) > 0 {
+			return fmt.Sprintf("it has %+v, %+v, %v", b.idle.Rows, b.idle.Journal, b.idle.Prepared)
+		}
+		return unsettled
+	})
+	if err != nil {
+		return err
+	}
 	return b.begin(ctx)
+}
+
+// settled returns the node when it has been the same for some time: what is told of a device, such as its MTU, comes a little
+// later. Else it says what is missing.
+func (b *bench) settled(ctx context.Context) (nodestate.Snapshot, string) {
+	first, err := b.reader.Read(ctx)
+	if err != nil {
+		return first, err.Error()
+	}
+	time.Sleep(2 * time.Second)
+	second, err := b.reader.Read(ctx)
+	if err != nil {
+		return second, err.Error()
+	}
+	if n := len(second.Slices[b.node.Name()+"/sriov-pool"]); n != vfCount {
+		return second, fmt.Sprintf("%d VFs are offered", n)
+	}
+	return second, nodestate.Difference(first, second)
 }
 
 // begin starts the pods that stay, and remembers the node with them.
 func (b *bench) begin(ctx context.Context) error {
-	names := []string{"stays-vf", "stays-dummy"}
-	for i, name := range names {
-		_, err := b.Client.CoreV1().Pods(b.ns).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			err = b.create(ctx, name, []kind{{template: "vf", vlan: staysVLAN}, {template: "dummy"}}[i])
-		}
-		if err != nil {
+	for _, k := range []kind{{template: "vf", vlan: staysVLAN}, {template: "dummy"}} {
+		if err := b.create(ctx, "stays-"+k.template, k); err != nil {
 			return err
 		}
 	}
-	if err := b.running(ctx, names...); err != nil {
+	if err := b.running(ctx, stays...); err != nil {
 		return err
 	}
-	// Until it has been the same for some time: what is told of a device, such as its MTU, comes a little later.
 	return b.eventually(ctx, "node", func(ctx context.Context) string {
-		first, err := b.reader.Read(ctx)
-		if err != nil {
-			return err.Error()
-		}
-		time.Sleep(2 * time.Second)
-		b.before, err = b.reader.Read(ctx)
-		if err != nil {
-			return err.Error()
+		var unsettled string
+		var err error
+		if b.before, unsettled = b.settled(ctx); unsettled != "" {
+			return unsettled
 		}
 		if b.witnesses, err = b.look(ctx); err != nil {
 			return err.Error()
 		}
-		if n := len(b.before.Slices[b.node.Name()+"/sriov-pool"]); n != vfCount {
-			return fmt.Sprintf("%d VFs are offered", n)
-		}
-		return nodestate.Difference(first, b.before)
+		return ""
 	})
 }
 
@@ -210,6 +229,7 @@ func (b *bench) configured(ctx context.Context) string {
 
 // eventually waits until check says nothing; what it says is what is missing.
 func (b *bench) eventually(ctx context.Context, what string, check func(context.Context) string) error {
+	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	missing := ""
@@ -222,7 +242,7 @@ func (b *bench) eventually(ctx context.Context, what string, check func(context.
 		select {
 		case <-time.After(poll):
 		case <-ctx.Done():
-			return fmt.Errorf("%s, after %v: %s", what, patience, missing)
+			return fmt.Errorf("%s, after %v: %s", what, time.Since(start).Round(time.Second), missing)
 		}
 	}
 }

@@ -130,7 +130,10 @@ func matrix() []job {
 // kindsOf are the pods of a round: a VF's, whose containers are of another shape from round to round, with another VF's
 // beside it, or a dummy's.
 func kindsOf(number int) []kind {
-	kinds := []kind{{"vf", vlans[number%3], shapes[number%len(shapes)]}, {"vf", vlans[(number+1)%3], shapes[(number+1)%len(shapes)]}}
+	kinds := []kind{
+		{template: "vf", vlan: vlans[number%3], shape: shapes[number%len(shapes)]},
+		{template: "vf", vlan: vlans[(number+1)%3], shape: shapes[(number+1)%len(shapes)]},
+	}
 	if number%3 == 2 {
 		kinds[1] = kind{template: "dummy", shape: shapes[number%len(shapes)]}
 	}
@@ -213,7 +216,7 @@ func (b *bench) follow(ctx context.Context, p crashpoint.Point, fault string, nu
 		time.Sleep(away)
 		return b.startAgent(ctx)
 	case stop:
-		time.Sleep(3*time.Second + away) // longer than the runtime waits for a hook
+		time.Sleep([]time.Duration{3 * time.Second, 10 * time.Second}[number/2%2]) // the runtime waits for 8 s
 		if number%2 == 0 {
 			return b.node.Signal(ctx, deploy.Agent, unix.SIGCONT)
 		}

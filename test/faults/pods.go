@@ -38,6 +38,8 @@ type kind struct {
 	template string // vf or dummy
 	vlan     int
 	shape    string
+	// claim is the name of the claim that the pod shares with others, instead of one of its own.
+	claim string
 }
 
 // shapes are the kinds of containers that pods have: one that lists the claim; an init container and one, which both do and
@@ -70,12 +72,17 @@ func (b *bench) create(ctx context.Context, name string, k kind) error {
 		Spec: corev1.PodSpec{
 			NodeSelector:                  map[string]string{corev1.LabelHostname: b.node.Name()},
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
-			ResourceClaims:                []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: &template}},
+			ResourceClaims:                []corev1.PodResourceClaim{{Name: "net"}},
 			Volumes: []corev1.Volume{{Name: "seen", VolumeSource: corev1.VolumeSource{
 				HostPath: &corev1.HostPathVolumeSource{Path: seenDir},
 			}}},
 			Containers: []corev1.Container{container("app", work, k.shape != "unlisted")},
 		},
+	}
+	if k.claim != "" {
+		pod.Spec.ResourceClaims[0].ResourceClaimName = &k.claim
+	} else {
+		pod.Spec.ResourceClaims[0].ResourceClaimTemplateName = &template
 	}
 	switch k.shape {
 	case "once":
@@ -106,7 +113,26 @@ func (b *bench) createAll(ctx context.Context, kinds ...kind) ([]string, error) 
 
 // running waits until the pods run, each with its device.
 func (b *bench) running(ctx context.Context, names ...string) error {
-	err := b.eventually(ctx, "pods", func(ctx context.Context) string {
+	if err := b.ready(ctx, names...); err != nil {
+		return err
+	}
+	return b.eventually(ctx, "devices", func(ctx context.Context) string {
+		for _, name := range names {
+			out, err := b.inPod(ctx, name, "ip -o link show up dev "+ifName)
+			if err != nil {
+				return err.Error()
+			}
+			if !strings.Contains(out, ifName) {
+				return fmt.Sprintf("pod %s has no interface %s that is up: %s", name, ifName, out)
+			}
+		}
+		return ""
+	})
+}
+
+// ready waits until the pods run.
+func (b *bench) ready(ctx context.Context, names ...string) error {
+	return b.eventually(ctx, "pods", func(ctx context.Context) string {
 		list, err := b.Client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err.Error()
@@ -121,21 +147,6 @@ func (b *bench) running(ctx context.Context, names ...string) error {
 			}
 		}
 		return strings.Join(waiting, "; ")
-	})
-	if err != nil {
-		return err
-	}
-	return b.eventually(ctx, "devices", func(ctx context.Context) string {
-		for _, name := range names {
-			out, err := b.inPod(ctx, name, "ip -o link show up dev "+ifName)
-			if err != nil {
-				return err.Error()
-			}
-			if !strings.Contains(out, ifName) {
-				return fmt.Sprintf("pod %s has no interface %s that is up: %s", name, ifName, out)
-			}
-		}
-		return ""
 	})
 }
 
@@ -170,7 +181,7 @@ func (b *bench) inPod(ctx context.Context, name, script string) (string, error) 
 // look returns what the pods that stay have: their device, with its index, and how often their containers were started.
 func (b *bench) look(ctx context.Context) (string, error) {
 	var all []string
-	for _, name := range []string{"stays-vf", "stays-dummy"} {
+	for _, name := range stays {
 		pod, err := b.Client.CoreV1().Pods(b.ns).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -241,19 +252,28 @@ func (b *bench) seen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for line := range strings.Lines(out) {
-		file, links, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if slices.Contains(strings.Fields(links), ifName) {
-			continue
-		}
-		if strings.Contains(file, "-unlisted.") {
-			b.notes = append(b.notes, "a container that does not list its claim started before its device was there")
-			continue
-		}
-		errs = append(errs, fmt.Errorf("container %s STARTED WITHOUT ITS DEVICE: it saw %s", file, links))
+	unlisted, err := startedWithout(out)
+	if unlisted > 0 {
+		b.notes = append(b.notes, "a container that does not list its claim started before its device was there")
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+// startedWithout says which containers started without their device, by lines of file and interfaces. Those that do not list
+// their claim are counted only.
+func startedWithout(lines string) (unlisted int, err error) {
+	var errs []error
+	for line := range strings.Lines(lines) {
+		file, links, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch {
+		case slices.Contains(strings.Fields(links), ifName):
+		case strings.Contains(file, "-unlisted."):
+			unlisted++
+		default:
+			errs = append(errs, fmt.Errorf("container %s STARTED WITHOUT ITS DEVICE: it saw %s", file, links))
+		}
+	}
+	return unlisted, errors.Join(errs...)
 }
 
 // listen begins to record frames.
@@ -270,9 +290,14 @@ func (b *bench) frames() error {
 			vfs[link.MAC] = name
 		}
 	}
+	return strayFrames(b.capture.Frames(), b.node.Name(), vfs)
+}
+
+// strayFrames says which frames of the node have left where they must not. VFs are the names of those at home, by address.
+func strayFrames(frames []lab.Frame, node string, vfs map[string]string) error {
 	wrong := map[string]int{}
-	for _, f := range b.capture.Frames() {
-		if f.Node != b.node.Name() || !f.FromNode {
+	for _, f := range frames {
+		if f.Node != node || !f.FromNode {
 			continue
 		}
 		if f.EtherType == unix.ETH_P_ARP && len(f.Payload) >= 28 && string(f.Payload[24:27]) == "\xc0\x00\x02" {

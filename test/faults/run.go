@@ -89,21 +89,24 @@ func work(ctx context.Context, benches []*bench, jobs []job, r *report) error {
 	defer cancel()
 	for i, b := range benches {
 		wg.Go(func() {
-			defer cancel() // also for the others, when one cannot go on
-			if errs[i] = b.prepare(ctx); errs[i] != nil {
-				return
-			}
-			for t := range tasks {
-				done, err := b.try(ctx, t.job, t.number)
-				if err == nil {
-					err = r.add(t.job, done)
+			errs[i] = func() error {
+				if err := b.prepare(ctx); err != nil {
+					return err
 				}
-				if err != nil {
-					errs[i] = fmt.Errorf("%s: %w", t.name(), err)
-					return
+				for t := range tasks {
+					done, err := b.try(ctx, t.job, t.number)
+					if err == nil {
+						err = r.add(t.job, done)
+					}
+					if err != nil {
+						return fmt.Errorf("%s: %w", t.name(), err)
+					}
 				}
+				return b.leave(ctx)
+			}()
+			if errs[i] != nil {
+				cancel() // nobody goes on alone
 			}
-			errs[i] = b.leave(ctx)
 		})
 	}
 	func() {

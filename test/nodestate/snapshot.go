@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -213,3 +214,27 @@ func (r *Reader) Table(ctx context.Context, table string) ([]Row, error) {
 
 // Difference says what of a snapshot is not as it was before, empty for nothing.
 func Difference(before, now Snapshot) string { return cmp.Diff(before, now) }
+
+// WithoutAddresses is the snapshot without the addresses of the VFs: those that are made anew have others.
+func (s Snapshot) WithoutAddresses() Snapshot {
+	out := s
+	out.Network = Network{Links: maps.Clone(s.Network.Links), VFs: slices.Clone(s.Network.VFs)}
+	for name, link := range out.Network.Links {
+		if _, vf := s.Drivers[link.Parent]; vf {
+			link.MAC = ""
+			out.Network.Links[name] = link
+		}
+	}
+	for i := range out.Network.VFs {
+		out.Network.VFs[i].MAC = ""
+	}
+	out.Slices = map[string][]resourceapi.Device{}
+	for pool, devices := range s.Slices {
+		for _, d := range devices {
+			d.Attributes = maps.Clone(d.Attributes)
+			delete(d.Attributes, "mac")
+			out.Slices[pool] = append(out.Slices[pool], d)
+		}
+	}
+	return out
+}
