@@ -72,7 +72,7 @@ setup: ## Check for the few Debian packages that building and testing need, and 
 
 .PHONY: test
 test: setup lint check-generate test-fuzz-brief test-integration ## Run every test, as CI does.
-	.ci/meanwhile '$(MAKE) compile-race' $(MAKE) test-e2e
+	.ci/meanwhile '$(MAKE) compile-race' $(MAKE) test-e2e test-faults-short
 	$(MAKE) test-unit
 
 .PHONY: lint

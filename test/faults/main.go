@@ -54,11 +54,14 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 1, "nodes to try faults on at the same time")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up, and take the one that is up")
 	flag.BoolVar(&o.list, "list", false, "print the faults and their rounds")
+	other := flag.String(otherFlag, "", "be, on this node, another DRA driver that fails; faults start it by themselves")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	var err error
-	if o.only, err = regexp.Compile(*only); err == nil {
+	if *other != "" {
+		err = beOtherDriver(ctx, *other)
+	} else if o.only, err = regexp.Compile(*only); err == nil {
 		err = run(ctx, o)
 	}
 	if err != nil {

@@ -40,6 +40,8 @@ type kind struct {
 	shape    string
 	// claim is the name of the claim that the pod shares with others, instead of one of its own.
 	claim string
+	// also is the template of one more claim.
+	also string
 }
 
 // shapes are the kinds of containers that pods have: one that lists the claim; an init container and one, which both do and
@@ -83,6 +85,9 @@ func (b *bench) create(ctx context.Context, name string, k kind) error {
 		pod.Spec.ResourceClaims[0].ResourceClaimName = &k.claim
 	} else {
 		pod.Spec.ResourceClaims[0].ResourceClaimTemplateName = &template
+	}
+	if k.also != "" {
+		withAlso(pod, k.also)
 	}
 	switch k.shape {
 	case "once":

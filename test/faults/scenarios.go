@@ -72,6 +72,9 @@ func scenarios() []job {
 		{group: "objects", fault: "claim allotted another device under the same UID", says: "kubelet away", rounds: 3, run: reallocated},
 		{group: "objects", fault: "two agents", says: "under pods", rounds: 3, run: twoAgents},
 
+		{group: "objects", fault: "another DRA driver fails for 10 min", says: "pod with both", rounds: 1, run: otherFails(10 * time.Minute)},
+		{group: "objects", fault: "another DRA driver fails for 30 s", says: "pod with both", rounds: 2, run: otherFails(30 * time.Second)},
+
 		{group: "nic", fault: "VF unbound and bound", says: "under a pod", rounds: 3, run: rebound},
 		{group: "nic", fault: "sriov_numvfs 0 and back", says: "under pods", rounds: 3, run: vfsAnew(false)},
 		{group: "nic", fault: "sriov_numvfs 0 and back", says: "agent away", rounds: 3, run: vfsAnew(true)},
