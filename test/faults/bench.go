@@ -99,6 +99,11 @@ kind: ResourceClaimTemplate
 metadata: {name: dummy, namespace: NAMESPACE}
 spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: dummy}}],
   config: [{opaque: {driver: DRIVER, parameters: {podIfName: net0}}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: unnamed, namespace: NAMESPACE}
+spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: dummy}}]}}}
 `
 
 const vfTemplate = `

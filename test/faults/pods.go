@@ -142,16 +142,22 @@ func (b *bench) ready(ctx context.Context, names ...string) error {
 		if err != nil {
 			return err.Error()
 		}
-		var waiting []string
+		waiting, first := 0, ""
 		for _, p := range list.Items {
 			ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 			})
-			if slices.Contains(names, p.Name) && (p.Status.Phase != corev1.PodRunning || !ready) {
-				waiting = append(waiting, fmt.Sprintf("%s is %s, not Running: %s", p.Name, p.Status.Phase, strings.Join(b.events(ctx, p), " | ")))
+			if !slices.Contains(names, p.Name) || p.Status.Phase == corev1.PodRunning && ready {
+				continue
+			}
+			if waiting++; waiting == 1 {
+				first = fmt.Sprintf("%s is %s and not Ready: %s", p.Name, p.Status.Phase, strings.Join(b.events(ctx, p), " | "))
 			}
 		}
-		return strings.Join(waiting, "; ")
+		if waiting == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%d of %d do not run; %s", waiting, len(names), first)
 	})
 }
 
