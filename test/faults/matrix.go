@@ -72,11 +72,11 @@ type place struct {
 
 var places = []place{
 	{crashpoint.JournalBefore, "before the journal's entry", starting, 0, false, nil},
-	{crashpoint.JournalAfter, "after the journal's entry", starting, 0, false, []string{kill}},
+	{crashpoint.JournalAfter, "after the journal's entry", starting, 0, false, nil},
 	{crashpoint.SetupBefore, "before Setup", starting, 0, false, nil},
 	{crashpoint.SetupAfter, "after Setup", starting, 0, false, []string{kill}},
 	{crashpoint.StatusBefore, "before the claim's status", starting, 0, false, nil},
-	{crashpoint.StatusAfter, "after the claim's status", starting, 0, false, []string{kill}},
+	{crashpoint.StatusAfter, "after the claim's status", starting, 0, false, nil},
 	{crashpoint.RowBefore, "before the allocation's row", starting, 0, false, nil},
 	{crashpoint.RowAfter, "after the allocation's row", starting, 0, false, nil},
 	{crashpoint.Prepared, "at Prepare's answer", starting, 0, false, nil},
@@ -87,7 +87,7 @@ var places = []place{
 	{crashpoint.CDIBefore, "before the CDI file", starting, 0, true, nil},
 	{crashpoint.CDIAfter, "after the CDI file", starting, 0, true, nil},
 	{crashpoint.DetachBefore, "before the move home", ending, 0, true, nil},
-	{crashpoint.DetachMoved, "after the move home", ending, 0, true, []string{kill, remove}},
+	{crashpoint.DetachMoved, "after the move home", ending, 0, true, []string{kill}},
 	{crashpoint.DetachRestored, "after the link is restored", ending, 0, true, nil},
 	{crashpoint.SandboxStopped, "between StopPodSandbox and Unprepare", ending, 50 * time.Millisecond, false, nil},
 	{crashpoint.UnprepareBefore, "before Unprepare", ending, 0, false, nil},

@@ -193,6 +193,10 @@ func (r *report) markdown() string {
 	for _, c := range covered {
 		fmt.Fprintf(&b, "| %s | %s |\n", c.fault, c.test)
 	}
+	b.WriteString("\n## Not tried\n\n| Fault | Why |\n|---|---|\n")
+	for _, n := range notTried {
+		fmt.Fprintf(&b, "| %s | %s |\n", n.fault, n.why)
+	}
 	return b.String()
 }
 

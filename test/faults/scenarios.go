@@ -48,10 +48,10 @@ func scenarios() []job {
 		{group: "runtime", fault: "containerd away for 15 s", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).containerdAway)},
 		{group: "runtime", fault: "containerd back with NRI off", says: "while pods start", rounds: 3, run: withoutNRI},
 		{group: "runtime", fault: "kubelet restarted 20 times", says: "a second pod waits for the claim", rounds: 1, run: kubeletRestarts(20)},
-		{group: "runtime", fault: "kubelet restarted", says: "a second pod waits for the claim", rounds: 3, short: 1, run: kubeletRestarts(1)},
+		{group: "runtime", fault: "kubelet restarted", says: "a second pod waits for the claim", rounds: 3, run: kubeletRestarts(1)},
 		{group: "runtime", fault: "kubelet restarted", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).restartKubelet)},
 		{group: "runtime", fault: "kubelet restarted", says: "while pods end", rounds: 3, run: whilePodsEnd((*bench).restartKubelet)},
-		{group: "runtime", fault: "kubelet's checkpoint lost", says: "under pods", rounds: 3, short: 1, run: checkpointLost},
+		{group: "runtime", fault: "kubelet's checkpoint lost", says: "under pods", rounds: 3, run: checkpointLost},
 		{group: "runtime", fault: "registration folder emptied for 5 min", says: "under pods", rounds: 1, run: registrationEmptied(5 * time.Minute)},
 		{group: "runtime", fault: "registration folder emptied for 20 s", says: "under pods", rounds: 2, run: registrationEmptied(20 * time.Second)},
 		{group: "runtime", fault: "pause killed", says: "agent up", rounds: 3, run: sandboxAnew(false)},
@@ -115,6 +115,15 @@ var covered = []coveredFault{
 	{"a VF without a driver, or with another one", "TestDriverOfVF"},
 	{"slices deleted by somebody", "TestSlices"},
 	{"parameters and configurations that cannot be met", "TestBadParameters, TestNodeConfigNotMet"},
+}
+
+// notTried are faults that nothing here tries.
+var notTried = []struct{ fault, why string }{
+	{"PCI order changed over a reboot", "the lab cannot put a device in front of the NIC"},
+	{"a disk full under kubelet's folders", "kubelet evicts the pods, the witnesses too; the driver keeps only sockets there"},
+	{"downgrade and upgrade over versions of the record", "there is no release yet to go back to; records of other versions are unit tests of `claims` and `journal`"},
+	{"a claim allotted under the same UID to another node", "unit tests of `claims` and `attachments` only"},
+	{"an older kubelet", "`make test-versions`, attach and detach only"},
 }
 
 // twoPods are the pods that a scenario uses.
