@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -107,13 +108,18 @@ func (r *Room) ensurePod(ctx context.Context, pod kubetypes.UID, sandboxesOf fun
 	}
 	defer unlock()
 	// Asked for with the locks held: a sandbox that was stopped meanwhile must not get its devices back.
+	known := sandboxesOf(pod)
 	var living []Sandbox
-	for _, s := range sandboxesOf(pod) {
+	for _, s := range known {
 		if r.world.CheckNetNS(s.NetNS) == nil {
 			living = append(living, s)
 		}
 	}
-	if len(living) > 0 {
+	// A link that could not be brought home when its sandbox ended is brought home now.
+	left := slices.ContainsFunc(rows, func(row *tables.DRAAllocation) bool {
+		return row.Attachment != nil && row.Error != "" && !slices.ContainsFunc(known, func(s Sandbox) bool { return attachedTo(row, s.ID) })
+	})
+	if len(living) > 0 || left {
 		return r.settle(ctx, rows, living)
 	}
 	// Nothing is to be moved, and what the rows say of the last move stays.

@@ -204,6 +204,25 @@ func (c *fakeChecker) Check(_ context.Context, devices []types.Prepared) []error
 }
 
 // Each manager is asked once, about its own devices.
+// A link that did not come home when its sandbox ended is tried again, so that the next pod of its claim need not wait for
+// kubelet, which does not ask for it back as long as it knows of that pod.
+func TestEnsureBringsHome(t *testing.T) {
+	f := newFixture(t)
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.fail["detach vf"] = errors.New("busy")
+	require.Error(t, f.Detach(t.Context(), pod))
+	f.Ensure(t.Context(), sandboxesOf())
+	f.at(vf, pod.NetNS, "s1")
+	require.Equal(t, "busy", f.row("vf").Error)
+
+	delete(f.world.fail, "detach vf")
+	f.Ensure(t.Context(), sandboxesOf())
+	f.at(vf, "", "")
+	require.Empty(t, f.row("vf").Error)
+}
+
 func TestCheckOutside(t *testing.T) {
 	checker := &fakeChecker{}
 	o := &Outside{Checkers: map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker}}
