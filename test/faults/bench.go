@@ -278,6 +278,7 @@ func (b *bench) try(ctx context.Context, j job, number int) (round, error) {
 		return done, nil
 	}
 	done.Left = err.Error()
+	fmt.Printf("%s %s has left something, and %s is repaired\n", time.Now().Format(time.TimeOnly), j.name(), b.node.Name())
 	b.keepLogs(ctx, j, number, mark, done.Left)
 	if err := b.repair(ctx); err != nil {
 		return done, fmt.Errorf("repair the node after what was left: %w; left was: %s", err, done.Left)
@@ -308,7 +309,9 @@ func (b *bench) restored(ctx context.Context) error {
 
 // repair makes the node fit for the next round, which the driver should have done.
 func (b *bench) repair(ctx context.Context) error {
-	names := slices.DeleteFunc(b.podNames(ctx), func(name string) bool { return strings.HasPrefix(name, "stays-") })
+	names := b.podNames(ctx)
+	stay := !slices.ContainsFunc(stays, func(name string) bool { return !slices.Contains(names, name) })
+	names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(stays, name) })
 	err := b.disarm(ctx)
 	if err == nil {
 		err = b.delete(ctx, 0, names...)
@@ -316,10 +319,10 @@ func (b *bench) repair(ctx context.Context) error {
 	if err == nil && !b.agentInPod {
 		err = b.startAgent(ctx)
 	}
-	if err == nil {
+	if err == nil && stay {
 		err = b.restored(ctx)
 	}
-	if err == nil || b.agentInPod {
+	if err == nil && stay || b.agentInPod {
 		return err
 	}
 	return b.renew(ctx, err)
@@ -327,7 +330,8 @@ func (b *bench) repair(ctx context.Context) error {
 
 // renew boots the node and begins anew on it.
 func (b *bench) renew(ctx context.Context, cause error) error {
-	fmt.Printf("%s is begun anew: %v\n", b.node.Name(), cause)
+	first, _, _ := strings.Cut(fmt.Sprint(cause), "\n")
+	fmt.Printf("%s is begun anew: %s\n", b.node.Name(), first)
 	if err := b.delete(ctx, 0, b.podNames(ctx)...); err != nil {
 		return err
 	}

@@ -47,8 +47,9 @@ func scenarios() []job {
 		{group: "runtime", fault: "containerd killed", says: "while pods end", rounds: 5, run: whilePodsEnd((*bench).killContainerd)},
 		{group: "runtime", fault: "containerd away for 15 s", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).containerdAway)},
 		{group: "runtime", fault: "containerd back with NRI off", says: "while pods start", rounds: 3, run: withoutNRI},
-		{group: "runtime", fault: "kubelet restarted 20 times", says: "a second pod waits for the claim", rounds: 1, run: kubeletRestarts(20)},
-		{group: "runtime", fault: "kubelet restarted", says: "a second pod waits for the claim", rounds: 3, run: kubeletRestarts(1)},
+		{group: "runtime", fault: "kubelet restarted 20 times", says: "a second pod waits for the claim", rounds: 1, run: secondPodWaits(20, (*bench).restartKubelet)},
+		{group: "runtime", fault: "kubelet restarted", says: "a second pod waits for the claim", rounds: 3, run: secondPodWaits(1, (*bench).restartKubelet)},
+		{group: "runtime", fault: "containerd killed", says: "a second pod waits for the claim", rounds: 3, run: secondPodWaits(1, (*bench).killContainerd)},
 		{group: "runtime", fault: "kubelet restarted", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).restartKubelet)},
 		{group: "runtime", fault: "kubelet restarted", says: "while pods end", rounds: 3, run: whilePodsEnd((*bench).restartKubelet)},
 		{group: "runtime", fault: "kubelet's checkpoint lost", says: "under pods", rounds: 3, run: checkpointLost},
@@ -251,10 +252,12 @@ func withoutNRI(ctx context.Context, b *bench, _ int) error {
 	return b.delete(ctx, 1, names...)
 }
 
-// kubeletRestarts has kubelet restarted while a second pod waits for the claim of the first, which it gets in the end.
-func kubeletRestarts(times int) func(context.Context, *bench, int) error {
-	return func(ctx context.Context, b *bench, number int) error {
-		claim := fmt.Sprintf("shared-%d-%d", times, number)
+// secondPodWaits has something done, again and again, while a second pod waits for the claim of the first, which it gets in
+// the end.
+func secondPodWaits(times int, do func(*bench, context.Context) error) func(context.Context, *bench, int) error {
+	return func(ctx context.Context, b *bench, _ int) error {
+		b.pods++
+		claim := fmt.Sprintf("shared-%d", b.pods)
 		if err := b.Apply(ctx, []byte(fmt.Sprintf(sharedClaim, claim, b.ns, driverName))); err != nil {
 			return err
 		}
@@ -270,7 +273,7 @@ func kubeletRestarts(times int) func(context.Context, *bench, int) error {
 		}
 		b.fault()
 		for range times {
-			if err := b.restartKubelet(ctx); err != nil {
+			if err := do(b, ctx); err != nil {
 				return err
 			}
 			time.Sleep(time.Duration(1000+b.rand.IntN(4000)) * time.Millisecond)
@@ -620,8 +623,9 @@ func (b *bench) dropFinalizers(ctx context.Context, claim string) error {
 
 // reallocated has a claim of its own name freed and allotted another device, under the same UID, while kubelet cannot tell
 // the driver: the device that it had goes to another pod meanwhile.
-func reallocated(ctx context.Context, b *bench, number int) error {
-	claim := fmt.Sprintf("again-%d", number)
+func reallocated(ctx context.Context, b *bench, _ int) error {
+	b.pods++
+	claim := fmt.Sprintf("again-%d", b.pods)
 	if err := b.Apply(ctx, []byte(fmt.Sprintf(sharedClaim, claim, b.ns, driverName))); err != nil {
 		return err
 	}
