@@ -375,8 +375,8 @@ func sandboxAnew(away bool) func(context.Context, *bench, int) error {
 				}
 			}
 		}
-		time.Sleep(5 * time.Second)
 		if away {
+			time.Sleep(20 * time.Second) // until kubelet has tried to make others
 			if err := b.startAgent(ctx); err != nil {
 				return err
 			}
