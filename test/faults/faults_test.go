@@ -98,7 +98,7 @@ func TestReport(t *testing.T) {
 	require.NoError(t, r.add(jobs[0], round{Seconds: 4}))
 	require.NoError(t, r.add(jobs[0], round{Seconds: 2}))
 	require.NoError(t, r.verdict(jobs))
-	require.NoError(t, r.add(jobs[1], round{Seconds: 9, Left: "a VLAN | of a VF\nmore"}))
+	require.NoError(t, r.add(jobs[1], round{Seconds: 9, Left: "a VLAN | of a VF\n \tthe same\n-\u00a0\tVLAN: 0\n+ \tVLAN: 7"}))
 	require.ErrorContains(t, r.verdict(jobs), jobs[1].name())
 
 	// A later run goes on.
@@ -108,7 +108,7 @@ func TestReport(t *testing.T) {
 	require.Zero(t, r.missing(jobs[1]))
 	page := r.markdown()
 	require.Contains(t, page, "| before the journal's entry: KILL | 2 | 2 | 2 / 4 / 4 | nothing |")
-	require.Contains(t, page, "| after the journal's entry: KILL | 1 | 0 | - | a VLAN / of a VF |")
+	require.Contains(t, page, "| after the journal's entry: KILL | 1 | 0 | - | a VLAN / of a VF - VLAN: 0 + VLAN: 7 |")
 }
 
 func TestGrown(t *testing.T) {

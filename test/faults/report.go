@@ -234,12 +234,30 @@ func (l *line) times() string {
 	return fmt.Sprintf("%.0f / %.0f / %.0f", seconds[0], seconds[len(seconds)/2], seconds[len(seconds)-1])
 }
 
+// leftLength is how much of what was left the page says; the rest is with the logs.
+const leftLength = 300
+
 func (l *line) left() string {
 	for _, r := range l.Rounds {
 		if r.Left != "" {
-			first, _, _ := strings.Cut(r.Left, "\n")
-			return strings.ReplaceAll(first, "|", "/")
+			return summary(r.Left)
 		}
 	}
 	return "nothing"
+}
+
+// summary is what was left in one line: of a comparison what differs.
+func summary(left string) string {
+	lines := strings.Split(left, "\n")
+	parts := lines[:1]
+	for _, line := range lines[1:] {
+		if strings.HasPrefix(line, "-") || strings.HasPrefix(line, "+") || strings.Contains(line, "STARTED") || strings.Contains(line, "LEFT") {
+			parts = append(parts, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	text := strings.NewReplacer("|", "/", "nodestate.Snapshot{", "", "\u00a0", " ").Replace(strings.Join(parts, " "))
+	if len(text) > leftLength {
+		text = strings.ToValidUTF8(text[:leftLength], "") + " ..."
+	}
+	return text
 }
