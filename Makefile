@@ -27,8 +27,9 @@ GENERATED := api $(CHART)/files Documentation/api.md
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
+FAULTS := _out/faults
 # The packages with unit tests.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/lab/... ./test/simulation ./test/versions
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/simulation ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./pkg/networkdriver/ciliumnode \
 	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
@@ -72,7 +73,7 @@ setup: ## Check for the few Debian packages that building and testing need, and 
 
 .PHONY: test
 test: setup lint check-generate test-fuzz-brief test-integration ## Run every test, as CI does.
-	.ci/meanwhile '$(MAKE) compile-race' $(MAKE) test-e2e
+	.ci/meanwhile '$(MAKE) compile-race' $(MAKE) test-e2e test-faults-short
 	$(MAKE) test-unit
 
 .PHONY: lint
@@ -131,6 +132,20 @@ test-e2e: images $(HELM) $(LAB) ## Tests on emulated nodes with real Kubernetes,
 	cp $(IMAGES)/linux-amd64/* bin/
 	$(LAB) build
 	NETWORKDRIVER_REQUIRE=lab $(GOTEST) -count=1 -v -timeout 60m -parallel 2 ./test/e2e
+
+.PHONY: faults-programs
+faults-programs: bin/images $(HELM) $(LAB) ## The programs with crash points, in which the fault matrix has them end.
+	GOOS=linux GOARCH=amd64 $(GOBUILD) -tags=grpcnotrace,crashpoints -buildvcs=false -o $(FAULTS)/linux-amd64/ ./cmd/...
+	@bin/images --dir $(FAULTS) --tag $(IMAGE_TAG) --arch amd64
+	$(LAB) build
+
+.PHONY: test-faults
+test-faults: faults-programs ## Every fault around the driver, on an emulated node. Hours; FAULTS_FLAGS="--only regexp --budget 20m --resume" for a part.
+	$(GO) run ./test/faults $(FAULTS_FLAGS)
+
+.PHONY: test-faults-short
+test-faults-short: faults-programs ## A chosen few of them, once each, as a part of make test.
+	$(GO) run ./test/faults --short
 
 .PHONY: test-versions
 test-versions: IMAGE_ARCHS = amd64

@@ -223,12 +223,16 @@ func (c *Cluster) writeKubeconfig(ctx context.Context, n *lab.Node, account stri
 
 // StartAgent starts the agent on a node. Flags are added to those it needs there.
 func (c *Cluster) StartAgent(ctx context.Context, n *lab.Node, flags ...string) error {
-	args := append([]string{
+	return n.Start(ctx, Agent, AgentCommand(n, flags...)...)
+}
+
+// AgentCommand is the agent's command line on a node. Flags are added to those it needs there.
+func AgentCommand(n *lab.Node, flags ...string) []string {
+	return append([]string{
 		filepath.Join(lab.ShareDir, Agent), "--enable-network-driver", "--node-name=" + n.Name(),
 		"--k8s-kubeconfig-path=" + kubeconfigPath(agentAccount), "--prometheus-serve-addr=127.0.0.1:9962",
 		"--gate-hook-path=" + HookPath,
 	}, flags...)
-	return n.Start(ctx, Agent, args...)
 }
 
 // RestartAgent starts the agent on a node after stopping one that runs there.
@@ -263,7 +267,12 @@ func (c *Cluster) Dbg(ctx context.Context, n *lab.Node, args ...string) (string,
 
 // DumpTable returns the rows of a StateDB table of a node's agent.
 func (c *Cluster) DumpTable(ctx context.Context, n *lab.Node, table string) (json.RawMessage, error) {
-	body, err := n.GetSocket(ctx, debugapi.DefaultSocketPath, "/dump/"+table)
+	return DumpTable(ctx, n, debugapi.DefaultSocketPath, table)
+}
+
+// DumpTable returns the rows of a StateDB table of the agent whose socket is at a path of the node.
+func DumpTable(ctx context.Context, n *lab.Node, socket, table string) (json.RawMessage, error) {
+	body, err := n.GetSocket(ctx, socket, "/dump/"+table)
 	if err != nil {
 		return nil, err
 	}

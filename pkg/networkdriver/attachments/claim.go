@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/statedb"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -111,7 +112,9 @@ func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 		}
 	}
 	rows = append(rows, done...)
+	crashpoint.Here(crashpoint.StatusBefore)
 	err := c.room.world.Apply(ctx, plan.Claim, rows)
+	crashpoint.Here(crashpoint.StatusAfter)
 	if err != nil {
 		err = fmt.Errorf("record the devices in the claim's status: %w", err)
 	} else {
@@ -119,7 +122,9 @@ func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 		for i, row := range rows {
 			changes[i] = put(row)
 		}
+		crashpoint.Here(crashpoint.RowBefore)
 		err = c.room.update(changes...)
+		crashpoint.Here(crashpoint.RowAfter)
 	}
 	if err != nil {
 		// The API server may have taken it although the answer says otherwise.

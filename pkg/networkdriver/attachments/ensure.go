@@ -111,7 +111,7 @@ func (r *Room) suspects(ctx context.Context) []kubetypes.UID {
 	var pods []kubetypes.UID
 	seen := map[kubetypes.UID]bool{}
 	for i, drift := range r.world.Check(ctx, rows) {
-		if row := rows[i]; !seen[row.PodUID] && (drift != nil || row.Error != "" || r.strayed(ctx, row)) {
+		if row := rows[i]; !seen[row.PodUID] && (drift != nil || row.Error != "" || r.strayed(ctx, row) || r.ended(ctx, row)) {
 			seen[row.PodUID] = true
 			pods = append(pods, row.PodUID)
 		}
@@ -133,6 +133,17 @@ func (r *Room) strayed(ctx context.Context, row *tables.DRAAllocation) bool {
 	return err != nil || seen.Place != place
 }
 
+// ended says that the sandbox with the row's device has ended: its namespace is gone, and the link with it, or it is on the host.
+// containerd tells plugins nothing of the end of sandboxes that it had before it was started again. A link in a third
+// namespace does not count: it may be the sandbox's, whose path merely cannot be seen.
+func (r *Room) ended(ctx context.Context, row *tables.DRAAllocation) bool {
+	if row.Attachment == nil || r.world.CheckNetNS(row.Attachment.NetNS) == nil {
+		return false
+	}
+	seen, err := r.world.Where(ctx, row.Attachment.NetNS, row.PreparedDevice)
+	return err == nil && (seen.Place == podnet.OnHost || seen.Place == podnet.Gone)
+}
+
 func (r *Room) ensurePod(ctx context.Context, pod kubetypes.UID, sandboxesOf func(kubetypes.UID) []Sandbox) error {
 	ctx, cancel := r.world.WithTimeout(ctx, syncPodTimeout)
 	defer cancel()
@@ -149,9 +160,10 @@ func (r *Room) ensurePod(ctx context.Context, pod kubetypes.UID, sandboxesOf fun
 			living = append(living, s)
 		}
 	}
-	// A link that could not be brought home when its sandbox ended is brought home now.
+	// A link that could not be brought home when its sandbox ended, or of whose end nobody told, is brought home now.
 	left := slices.ContainsFunc(rows, func(row *tables.DRAAllocation) bool {
-		return row.Attachment != nil && row.Error != "" && !slices.ContainsFunc(known, func(s Sandbox) bool { return attachedTo(row, s.ID) })
+		return row.Attachment != nil && row.Error != "" && !slices.ContainsFunc(known, func(s Sandbox) bool { return attachedTo(row, s.ID) }) ||
+			r.ended(ctx, row)
 	})
 	if len(living) > 0 || left {
 		return r.settle(ctx, rows, living)

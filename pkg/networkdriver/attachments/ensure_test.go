@@ -291,7 +291,6 @@ func (c *fakeChecker) Check(_ context.Context, devices []types.Prepared) []error
 	return errs
 }
 
-// Each manager is asked once, about its own devices.
 // A link that did not come home when its sandbox ended is tried again, so that the next pod of its claim need not wait for
 // kubelet, which does not ask for it back as long as it knows of that pod.
 func TestEnsureBringsHome(t *testing.T) {
@@ -311,6 +310,35 @@ func TestEnsureBringsHome(t *testing.T) {
 	require.Empty(t, f.row("vf").Error)
 }
 
+// A sandbox may end without an event: its devices come home all the same, so that the claim can be released or passed on. One
+// whose namespace cannot be seen keeps what is in it.
+func TestEnsureSandboxEndedInSilence(t *testing.T) {
+	f := newFixture(t)
+	vf := f.prepareVF("vf", "0000:03:00.1")
+	dummy := f.prepare("pod", "dummy", 7)
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	f.world.gone[pod.NetNS] = true
+	f.world.put(vf.ID, "nobody knows")
+	f.world.put(dummy.ID, "nobody knows")
+	f.world.takeCalls()
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.world.takeCalls())
+
+	f.world.put(vf.ID, "") // as the kernel does
+	f.world.end(dummy.ID)
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.ElementsMatch(t, []string{"detach vf", "detach dummy"}, f.world.takeCalls())
+	for _, device := range []string{"vf", "dummy"} {
+		require.Nil(t, f.row(device).Attachment)
+		require.Empty(t, f.row(device).Error)
+	}
+	require.Empty(t, f.world.gates)
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.world.takeCalls(), "once")
+}
+
+// Each manager is asked once, about its own devices.
 func TestCheckOutside(t *testing.T) {
 	checker := &fakeChecker{}
 	o := &Outside{Checkers: map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker}}

@@ -12,6 +12,7 @@ import (
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
@@ -67,7 +68,9 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	if err := r.world.Note(row, false); err != nil {
 		return nil, err
 	}
+	crashpoint.Here(crashpoint.SetupBefore)
 	prepared, err := r.world.Setup(ctx, row.PreparedDevice, row.Config)
+	crashpoint.Here(crashpoint.SetupAfter)
 	if err != nil {
 		if !r.has(row) {
 			err = errors.Join(err, r.world.Forget(row))
@@ -115,10 +118,14 @@ func (r *Room) unsettle(row *tables.DRAAllocation) {
 
 // freeAndForget frees the device, whose link is home. The entry goes last: until then a restart of the agent does it again.
 func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) error {
+	crashpoint.Here(crashpoint.FreeBefore)
 	if err := r.world.Free(ctx, row.PreparedDevice, row.Config); err != nil {
 		return err
 	}
-	return r.world.Forget(row)
+	crashpoint.Here(crashpoint.FreeAfter)
+	err := r.world.Forget(row)
+	crashpoint.Here(crashpoint.Forgotten)
+	return err
 }
 
 // Run gives back, until the context ends, what is being released and could not be: kubelet need not ask again, and does

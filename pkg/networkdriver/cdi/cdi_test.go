@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 const (
@@ -196,8 +197,6 @@ func TestReadMarkers(t *testing.T) {
 	require.Equal(t, State{Resolved: true}, state)
 }
 
-// BenchmarkRuntime is what a change of one file costs a runtime, which reads the whole folder again, with the files of 256
-// claims; and what it costs the driver.
 // A container's environment is its pod's to write. What is a marker in it is one of the driver's, or of somebody who plays it,
 // and a claim's file marks containers with what it was opened for, whatever the names are.
 func FuzzMarkers(f *testing.F) {
@@ -205,7 +204,7 @@ func FuzzMarkers(f *testing.F) {
 	f.Add("a/b", "", "net/fast", markerPrefix)
 	f.Add(string(other), "s=1", "", markerPrefix+"=/")
 	f.Add(`"`, "\n", "{}", "=")
-	files := NewFiles(slog.New(slog.DiscardHandler), f.TempDir(), driver)
+	files := newFiles(f, f.TempDir())
 	f.Fuzz(func(t *testing.T, claim, sandbox, request, variable string) {
 		for _, m := range MarkersIn([]string{variable}) {
 			require.True(t, strings.HasPrefix(variable, markerPrefix))
@@ -215,7 +214,7 @@ func FuzzMarkers(f *testing.F) {
 		if strings.ContainsFunc(sandbox, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 			return // runtimes make IDs of letters and digits
 		}
-		content, err := files.spec(kubetypes.UID(claim), sandbox, []string{request})
+		content, err := files.spec(gateOf(kubetypes.UID(claim), sandbox, request), specs.ContainerEdits{})
 		if err != nil {
 			return // not a name that CDI takes
 		}
@@ -227,6 +226,8 @@ func FuzzMarkers(f *testing.F) {
 	})
 }
 
+// BenchmarkRuntime is what a change of one file costs a runtime, which reads the whole folder again, with the files of 256
+// claims; and what it costs the driver.
 func BenchmarkRuntime(b *testing.B) {
 	folder := b.TempDir()
 	f := newFiles(b, folder)

@@ -23,6 +23,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -102,7 +103,10 @@ func (f *Files) OpenGate(g Gate) error {
 	defer f.mu.Unlock()
 	f.findHook()
 	f.open[g.Claim] = o
-	return f.note(g.Claim, f.write(g.Claim, o))
+	crashpoint.Here(crashpoint.CDIBefore)
+	err = f.write(g.Claim, o)
+	crashpoint.Here(crashpoint.CDIAfter)
+	return f.note(g.Claim, err)
 }
 
 // CloseGate holds back containers that list the claim from now on. A failure is kept for [Files.State], and

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -85,6 +86,7 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), err)
 	}
 	defer held.Unlock()
+	defer crashpoint.Here(crashpoint.Prepared)
 	return p.prepareHeld(ctx, claim, held)
 }
 

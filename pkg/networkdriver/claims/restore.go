@@ -21,6 +21,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
@@ -158,9 +159,11 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	for _, row := range journaled {
 		rows = append(rows, row)
 	}
+	crashpoint.Here(crashpoint.RestoreBefore)
 	if err := r.insert(ctx, rows); err != nil {
 		return fmt.Errorf("restore devices: %w", err)
 	}
+	crashpoint.Here(crashpoint.RestoreRows)
 	for _, claim := range outdated { // now that its rows are there
 		r.Observer.Withdraw(claim)
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/internal/crashpoint"
 )
 
 // Unprepare gives back every device of the claim: the link comes home and the device is freed. It needs only the
@@ -21,6 +23,8 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	start := time.Now()
 	defer func() { p.Metrics.done("unprepare", start, err) }()
 
+	crashpoint.Here(crashpoint.UnprepareBefore)
+	defer crashpoint.Here(crashpoint.Unprepared)
 	held, err := p.Room.Lock(ctx, claim)
 	if err != nil {
 		return fmt.Errorf("unprepare claim with uid %s: %w", claim, err)

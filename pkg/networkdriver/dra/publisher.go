@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -82,9 +83,11 @@ func (p *publisher) run(ctx context.Context) error {
 		resources, publication := p.build(watch)
 		p.note(publication)
 		if last == nil || !reflect.DeepEqual(*last, resources) {
+			crashpoint.Here(crashpoint.PublishBefore)
 			if err := p.write(ctx, &resources); err != nil {
 				return err
 			}
+			crashpoint.Here(crashpoint.PublishAfter)
 			last = &resources
 			if err := limiter.Wait(ctx); err != nil {
 				return err

@@ -27,6 +27,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/statedir"
@@ -196,10 +197,12 @@ func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	crashpoint.Here(crashpoint.JournalBefore)
 	if err := statedir.Write(j.path(e.Name), data); err != nil {
 		return fmt.Errorf("write journal entry %s, without which the device could not be given back after a restart of the agent; "+
 			"make sure that there is space and that %s can be written: %w", j.path(e.Name), j.Dir, err)
 	}
+	crashpoint.Here(crashpoint.JournalAfter)
 	return j.insert(e)
 }
 

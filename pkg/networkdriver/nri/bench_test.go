@@ -86,7 +86,7 @@ func BenchmarkHooks(b *testing.B) {
 	require.NoError(b, err)
 	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), silent{})
 	require.NoError(b, err)
-	outside.Gate = cdi.NewFiles(log, b.TempDir(), "networkdriver.cilium.io")
+	outside.Gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "networkdriver.cilium.io"})
 	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, link.Attrs().ParentIndex}}
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)

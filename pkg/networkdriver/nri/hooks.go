@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 )
 
@@ -81,6 +82,7 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 		return nil
 	}
 	err := h.bounded(ctx, "attach", s, func(ctx context.Context) error {
+		crashpoint.Here(crashpoint.SandboxRun)
 		return h.pods.Attach(ctx, s)
 	}, func() {
 		// The runtime takes it down, and says no more of it. Something may have been attached after the answer, or by others.
@@ -149,6 +151,7 @@ func (h *Hooks) release(ctx context.Context, pod *api.PodSandbox) {
 		// The sandbox goes away whether or not its runtime still waits.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
+		defer crashpoint.Here(crashpoint.SandboxStopped)
 		return h.pods.Detach(ctx, s)
 	}, nil)
 	h.logNotHome(s, err)

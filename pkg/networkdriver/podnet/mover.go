@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -168,7 +169,9 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) err
 			"interface", attrs.Name, "error", err)
 	}
 	into := rtlink.Change{To: pod.NS, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	crashpoint.Here(crashpoint.AttachBefore)
 	err := host.Change(attrs.Index, into)
+	crashpoint.Here(crashpoint.AttachMoved)
 	if errors.Is(err, unix.EEXIST) {
 		removed, altErr := host.RemoveTakenAltNames(pod, link)
 		if altErr != nil {
@@ -278,11 +281,15 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 		want.Name = dev.KernelIfName()
 	}
 	to := m.homeOf(dev.IfName(), dev.Link(), want)
+	crashpoint.Here(crashpoint.DetachBefore)
 	link, err := host.Fetch(ctx, nic.Search{ID: to.id, Want: to.want, Named: []string{netnsPath}})
+	crashpoint.Here(crashpoint.DetachMoved)
 	if err != nil || link == nil {
 		return err
 	}
-	return m.restore(host, link, to)
+	err = m.restore(host, link, to)
+	crashpoint.Here(crashpoint.DetachRestored)
+	return err
 }
 
 // restore makes the device's link on the host what it was.

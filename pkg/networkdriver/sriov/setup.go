@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -371,6 +372,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 			return err
 		}
 	}
+	crashpoint.Here(crashpoint.FreeVLAN)
 	if d.isSucceeded() {
 		return nil // another VF, with an address of its own
 	}
