@@ -73,6 +73,14 @@ func TestAPI(t *testing.T) {
 			})
 		}
 	})
+	t.Run("networks", func(t *testing.T) {
+		networks := client.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.NetworkResource))
+		for _, test := range speccases.Networks {
+			t.Run(test.Name, func(t *testing.T) {
+				requireVerdict(t, networks, decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec"), "", test.Field)
+			})
+		}
+	})
 	t.Run("defaults", func(t *testing.T) { testAPIDefaults(t, nodeConfigs) })
 	t.Run("status", func(t *testing.T) { testAPIStatus(t, nodeConfigs) })
 	t.Run("names", func(t *testing.T) { testAPINames(t, config) })
@@ -96,7 +104,7 @@ func requireVerdict(t *testing.T, client dynamic.ResourceInterface, object map[s
 		if strings.Contains(cause.Message, "some validation rules were not checked") {
 			continue
 		}
-		require.True(t, strings.HasPrefix(cause.Field, prefix+"."+wanted), "%s: %s: not about %s.%s", cause.Field, cause.Message, prefix, wanted)
+		require.True(t, strings.HasPrefix(cause.Field, strings.TrimPrefix(prefix+"."+wanted, ".")), "%s: %s: not about %s.%s", cause.Field, cause.Message, prefix, wanted)
 		named = true
 	}
 	require.True(t, named, "%v", err)
@@ -122,8 +130,8 @@ pools: [{name: none}, {name: all, filter: {}}]`, "spec")
 			Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true},
 		},
 		Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
-			{PoolName: "none"},
-			{PoolName: "all", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
+			{PoolName: "none", Claims: v2alpha1.ClaimsAny},
+			{PoolName: "all", Claims: v2alpha1.ClaimsAny, Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
 		},
 	}, config.Spec)
 }

@@ -19,6 +19,9 @@ const (
 
 	ClusterConfigKind     = "CiliumNetworkDriverClusterConfig"
 	ClusterConfigResource = "ciliumnetworkdriverclusterconfigs"
+
+	NetworkKind     = "CiliumNetworkDriverNetwork"
+	NetworkResource = "ciliumnetworkdrivernetworks"
 )
 
 // SchemeGroupVersion is the group and version of the types in this package.
@@ -51,6 +54,8 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&CiliumNetworkDriverNodeConfigList{},
 		&CiliumNetworkDriverClusterConfig{},
 		&CiliumNetworkDriverClusterConfigList{},
+		&CiliumNetworkDriverNetwork{},
+		&CiliumNetworkDriverNetworkList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

@@ -106,11 +106,28 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// TestValidateNetwork checks the same for networks.
+func TestValidateNetwork(t *testing.T) {
+	server := newServer(t, v2alpha1.NetworkKind)
+	for _, test := range speccases.Networks {
+		t.Run(test.Name, func(t *testing.T) {
+			object := decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec")
+			requireRefused(t, server.admit(t, object), "", test.Field)
+			if test.SchemaOnly {
+				return
+			}
+			network := &v2alpha1.CiliumNetworkDriverNetwork{}
+			convert(t, object, network)
+			requireRefused(t, fieldErrors(t, network.Validate()), "", test.Field)
+		})
+	}
+}
+
 // TestRulesOnOldestServer compiles the rules as Kubernetes 1.34 does, the oldest
 // that the driver works with: a new rule may use what 1.33 has.
 func TestRulesOnOldestServer(t *testing.T) {
 	env := environment.MustBaseEnvSet(version.MajorMinor(1, 33))
-	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind, v2alpha1.NetworkKind} {
 		requireRulesCompile(t, env, newServer(t, kind).structural, kind, true)
 	}
 }
@@ -156,7 +173,17 @@ func TestMessages(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+	for _, test := range speccases.Networks {
+		if test.SchemaOnly {
+			continue
+		}
+		network := &v2alpha1.CiliumNetworkDriverNetwork{}
+		convert(t, decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec"), network)
+		for _, err := range fieldErrors(t, network.Validate()) {
+			said = append(said, err.Detail)
+		}
+	}
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind, v2alpha1.NetworkKind} {
 		messages := ruleMessages(newServer(t, kind).structural)
 		require.NotEmpty(t, messages)
 		for _, message := range messages {
@@ -195,7 +222,7 @@ func TestValidateSelector(t *testing.T) {
 			convert(t, object, config)
 			requireRefused(t, fieldErrors(t, config.Validate()), "spec.nodeSelector", test.Field)
 			if test.Field == "" {
-				_, err := metav1.LabelSelectorAsSelector(config.Spec.NodeSelector.LabelSelector())
+				_, err := metav1.LabelSelectorAsSelector(config.Spec.NodeSelector.AsLabelSelector())
 				require.NoError(t, err)
 			}
 		})
@@ -204,10 +231,10 @@ func TestValidateSelector(t *testing.T) {
 	config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
 	config.Spec.Spec.Default()
 	require.NoError(t, config.Validate(), "no selector")
-	require.Nil(t, config.Spec.NodeSelector.LabelSelector())
+	require.Nil(t, config.Spec.NodeSelector.AsLabelSelector())
 
 	// A rule of the schema cannot afford to look at the keys of a map.
-	config.Spec.NodeSelector = &v2alpha1.NodeSelector{MatchLabels: map[string]v2alpha1.LabelValue{"a b": ""}}
+	config.Spec.NodeSelector = &v2alpha1.LabelSelector{MatchLabels: map[string]v2alpha1.LabelValue{"a b": ""}}
 	require.ErrorContains(t, config.Validate(), `spec.nodeSelector.matchLabels: Invalid value: "a b": must be a label key`)
 }
 
@@ -330,7 +357,7 @@ func requireRefused(t *testing.T, errs field.ErrorList, prefix, wanted string) {
 		return
 	}
 	require.NotEmpty(t, errs, "nothing refused, wanted an error at %s", wanted)
-	wanted = fmt.Sprintf("%s.%s", prefix, wanted)
+	wanted = strings.TrimPrefix(fmt.Sprintf("%s.%s", prefix, wanted), ".")
 	for _, err := range errs {
 		require.True(t, strings.HasPrefix(err.Field, wanted), "%v is not about %s", err, wanted)
 	}

@@ -38,6 +38,41 @@ func (c Case) Node() string {
 	return "worker-node-1"
 }
 
+// Networks are specs of networks. Field is below the object here, and NodeName
+// the network's name.
+var Networks = []Case{
+	{Name: "smallest", YAML: `namespaceSelector: {}`},
+	{Name: "every field", NodeName: strings.Repeat("n", 63), YAML: `
+namespaceSelector: {matchLabels: {team: storage}, matchExpressions: [{key: env, operator: In, values: [prod]}]}
+pools: [sriov-pool, rack.2]
+vlan: 4094
+vlanPriority: 7
+vlanProtocol: 802.1ad
+mtu: 9000
+vf: {trust: false, spoofCheck: true, linkState: Auto, minTxRate: 100, maxTxRate: 1000}`},
+	{Name: "priority 0 without VLAN", YAML: `{namespaceSelector: {}, vlanPriority: 0, vlanProtocol: 802.1Q}`},
+	{Name: "a rate of its own, no limit", YAML: `{namespaceSelector: {}, vf: {minTxRate: 100, maxTxRate: 0}}`},
+
+	{Name: "no selector", YAML: `vlan: 5`, Field: "spec.namespaceSelector"},
+	{Name: "bad selector", YAML: `namespaceSelector: {matchExpressions: [{key: a, operator: In}]}`, Field: "spec.namespaceSelector.matchExpressions[0].values"},
+	{Name: "name with a dot", NodeName: "a.b", YAML: `namespaceSelector: {}`, Field: "metadata"},
+	{Name: "name too long", NodeName: strings.Repeat("n", 64), YAML: `namespaceSelector: {}`, Field: "metadata"},
+	{Name: "pool twice", YAML: `{namespaceSelector: {}, pools: [a, a]}`, Field: "spec.pools[1]"},
+	{Name: "bad pool", YAML: `{namespaceSelector: {}, pools: [A]}`, Field: "spec.pools[0]"},
+	{Name: "VLAN too high", YAML: `{namespaceSelector: {}, vlan: 4095}`, Field: "spec.vlan"},
+	{Name: "VLAN below 0", YAML: `{namespaceSelector: {}, vlan: -1}`, Field: "spec.vlan"},
+	{Name: "priority too high", YAML: `{namespaceSelector: {}, vlan: 5, vlanPriority: 8}`, Field: "spec.vlanPriority"},
+	{Name: "priority without VLAN", YAML: `{namespaceSelector: {}, vlanPriority: 3}`, Field: "spec.vlanPriority"},
+	{Name: "protocol without VLAN", YAML: `{namespaceSelector: {}, vlan: 0, vlanProtocol: 802.1ad}`, Field: "spec.vlanProtocol"},
+	{Name: "unknown protocol", YAML: `{namespaceSelector: {}, vlan: 5, vlanProtocol: 802.1q}`, Field: "spec.vlanProtocol"},
+	{Name: "MTU too small", YAML: `{namespaceSelector: {}, mtu: 67}`, Field: "spec.mtu"},
+	{Name: "MTU too large", YAML: `{namespaceSelector: {}, mtu: 65536}`, Field: "spec.mtu"},
+	{Name: "unknown link state", YAML: `{namespaceSelector: {}, vf: {linkState: up}}`, Field: "spec.vf.linkState"},
+	{Name: "trust is text", YAML: `{namespaceSelector: {}, vf: {trust: "on"}}`, Field: "spec.vf.trust", SchemaOnly: true},
+	{Name: "rates crossed", YAML: `{namespaceSelector: {}, vf: {minTxRate: 100, maxTxRate: 99}}`, Field: "spec.vf.minTxRate"},
+	{Name: "negative rate", YAML: `{namespaceSelector: {}, vf: {maxTxRate: -1}}`, Field: "spec.vf.maxTxRate"},
+}
+
 // All are all cases.
 var All = []Case{
 	// Valid.
@@ -67,6 +102,8 @@ pools:
     vendorIDs: ['0x8086']
     deviceIDs: ['0x10ca']
     drivers: [igbvf, vfio-pci, mlx5_core]`},
+	{Name: "what claims may ask", YAML: `pools: [{name: a, claims: Any}, {name: b, claims: NetworkOnly}, {name: c, claims: None}]`},
+	{Name: "unknown answer to what claims may ask", YAML: `pools: [{name: a}, {name: b, claims: none}]`, Field: "pools[1].claims"},
 	{Name: "no filter and an empty one", YAML: `pools: [{name: none}, {name: all, filter: {}}]`},
 	{Name: "pools that overlap by other fields than ifNames", YAML: `
 pools: [{name: a, filter: {pfNames: [ens1f0]}}, {name: b, filter: {pfNames: [ens1f0], drivers: [igbvf]}}]`},
