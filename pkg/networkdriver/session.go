@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -20,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
@@ -92,6 +94,33 @@ type session struct {
 	mover      *podnet.Mover
 	listPods   func(context.Context) ([]*corev1.Pod, error)
 	restorer   *claims.Restorer
+	pools      poolRules
+}
+
+// poolRules are what the configured pools let claims ask for.
+type poolRules struct {
+	// claims are the pools' claims fields by the pools' names, replaced as a whole.
+	claims atomic.Pointer[map[string]string]
+}
+
+var _ claims.Pools = (*poolRules)(nil)
+
+func (r *poolRules) set(pools []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	rules := make(map[string]string, len(pools))
+	for _, p := range pools {
+		rules[p.PoolName] = p.Claims
+	}
+	r.claims.Store(&rules)
+}
+
+// ClaimParameters implements [claims.Pools].
+func (r *poolRules) ClaimParameters(pool string) (string, bool) {
+	rules := r.claims.Load()
+	if rules == nil {
+		return "", false
+	}
+	rule, ok := (*rules)[pool]
+	return rule, ok
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -114,9 +143,11 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
+	resolver := networks.NewResolver(networks.NewReader(d.Prompt.CoreV1()))
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
+		Networks: resolver, Pools: &s.pools,
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
@@ -147,7 +178,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver,
 		Owed: s.handOver.Owe,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
@@ -187,6 +218,7 @@ func (s *session) configure(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
 	if spec == nil {
 		spec = &v2alpha1.CiliumNetworkDriverNodeConfigSpec{}
 	}
+	s.pools.set(spec.Pools)
 	s.kubelet.SetPools(spec.Pools)
 	s.configs.set(spec.DeviceManagerConfigs)
 }

@@ -121,12 +121,12 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 		m.now.Attachment = s.holds(&types.Attachment{})
 		return
 	}
-	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
+	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
 	if errors.Is(err, podnet.ErrLinkGone) {
 		if m.err = r.recover(ctx, m); m.err != nil {
 			return
 		}
-		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
+		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
 	}
 	if err != nil {
 		m.err = err

@@ -144,7 +144,7 @@ func (w *fakeWorld) hold(call string) (release func()) {
 	}
 }
 
-func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
+func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := w.enter("attach " + dev.IfName()); err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, po
 		return nil, podnet.ErrLinkGone
 	}
 	w.place[dev.Link()] = netns
-	return &types.Attachment{IfName: podIfName, IfIndex: 2, MAC: "02:00:00:00:00:01"}, nil
+	return &types.Attachment{IfName: config.PodIfName, IfIndex: 2, MAC: "02:00:00:00:00:01"}, nil
 }
 
 func (w *fakeWorld) Detach(_ context.Context, _ string, dev types.Device) error {

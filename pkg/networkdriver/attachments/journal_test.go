@@ -184,8 +184,8 @@ type life struct {
 	*journal.Journal
 }
 
-func (l life) Attach(_ context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
-	return &types.Attachment{IfName: podIfName}, l.step(func() error { l.place[dev.IfName()] = netns; return nil })
+func (l life) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	return &types.Attachment{IfName: config.PodIfName}, l.step(func() error { l.place[dev.IfName()] = netns; return nil })
 }
 
 func (l life) Detach(_ context.Context, _ string, dev types.Device) error {

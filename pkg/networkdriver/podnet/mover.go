@@ -82,22 +82,24 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
 
-// Attach moves the device's link from the host into the network namespace at netnsPath, names it podIfName (empty: the
-// name it has) and brings it up. A link that is there already gets name and state, so that Attach can be repeated. The
+// Attach moves the device's link from the host into the network namespace at netnsPath, gives it the configuration's name
+// (empty: the name it has) and MTU, and brings it up. A link that is there already gets name and state, so that Attach can be
+// repeated; its MTU is the pod's own matter then. The
 // caller fills in the attachment's SandboxID.
 //
 // An alternative name of the link that the pod cannot have is removed; [Mover.Detach] puts it back. When Attach fails
 // the link is back on the host with its name, MTU, MAC, alternative names and state. The error is or wraps
 // [*NameTakenError], [ErrLinkGone], [ErrHostNamespace] or the kernel's answer.
-func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, podIfName string) (*types.Attachment, error) {
-	att, err := m.attach(ctx, netnsPath, dev, podIfName)
+func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	att, err := m.attach(ctx, netnsPath, dev, config)
 	if err != nil {
 		return nil, fmt.Errorf("attach device %s: %w", dev.IfName(), err)
 	}
 	return att, nil
 }
 
-func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, podIfName string) (*types.Attachment, error) {
+func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	podIfName := config.PodIfName
 	id := dev.Link()
 	if id.IsZero() {
 		return nil, errors.New("it has no link")
@@ -139,7 +141,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	}
 
 	before := m.homeOf(dev.IfName(), id, nic.Read(link))
-	if err = m.moveIn(host, pod, link, name); err == nil {
+	if err = m.moveIn(host, pod, link, name, config.MTU()); err == nil {
 		// The name was free and the kernel took it, so that it leads to the link, whatever index that has now.
 		if link, err = pod.ByName(name); err == nil && link != nil {
 			return attachment(netnsPath, link, nil), nil
@@ -156,7 +158,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 
 // moveIn moves the link in one request. The kernel checks names late: it refuses a move for an alternative name that the
 // target has, and a rename only after the move.
-func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) error {
+func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, mtu int) error {
 	attrs := link.Attrs()
 	if slices.Contains(attrs.AltNames, name) {
 		if err := host.RemoveAltName(attrs.Index, name); err != nil {
@@ -167,7 +169,7 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) err
 		m.log.Warn("An XDP program of the host stays on a link that moves into a pod",
 			"interface", attrs.Name, "error", err)
 	}
-	into := rtlink.Change{To: pod.NS, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	into := rtlink.Change{To: pod.NS, MTU: mtu, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
 	err := host.Change(attrs.Index, into)
 	if errors.Is(err, unix.EEXIST) {
 		removed, altErr := host.RemoveTakenAltNames(pod, link)

@@ -57,8 +57,10 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	}
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
-	if want := (VFSettings{VLAN: cfg.VLAN()}); onRecord && !now.sameVLAN(want) {
-		return fmt.Errorf("the PF has it in VLAN %d (priority %d) instead of %d", now.VLAN, now.QoS, want.VLAN)
+	if want := settingsFor(cfg); onRecord {
+		for _, s := range differences(now, want) {
+			return fmt.Errorf("the PF has it with %s instead of %s", s.describe(now), s.describe(want))
+		}
 	}
 	switch now, err := m.sysfs.incarnation(d.Addr); {
 	case err != nil:

@@ -45,7 +45,7 @@ func TestCheck(t *testing.T) {
 
 	node.kernel.vfs[pf][0] = VFSettings{VLAN: 6}
 	errs := check()
-	require.EqualError(t, errs[0], "the PF has it in VLAN 6 (priority 0) instead of 5")
+	require.EqualError(t, errs[0], "the PF has it with VLAN 6 instead of VLAN 5")
 	require.NoError(t, errs[1])
 	node.kernel.scans = 0
 	again, err := all[0].Device.Setup(t.Context(), withVLAN(5))
@@ -55,7 +55,7 @@ func TestCheck(t *testing.T) {
 	require.Equal(t, make([]error, 3), check())
 
 	node.kernel.vfs[pf][1] = VFSettings{VLAN: 9}
-	require.EqualError(t, check()[1], "the PF has it in VLAN 9 (priority 0) instead of 0")
+	require.EqualError(t, check()[1], "the PF has it with VLAN 9 instead of VLAN 0")
 	node.kernel.vfs[pf] = nil
 	require.Equal(t, make([]error, 3), check(), "a PF without a record")
 
