@@ -165,6 +165,7 @@ func testAPINames(t *testing.T, config *rest.Config) {
 		short[resource.Name] = resource.ShortNames
 	}
 	require.Equal(t, map[string][]string{
+		"ciliumnetworkdrivernetworks":              {"ndnet"},
 		"ciliumnetworkdrivernodeconfigs":           {"ndnc"},
 		"ciliumnetworkdrivernodeconfigs/status":    nil,
 		"ciliumnetworkdriverclusterconfigs":        {"ndcc"},

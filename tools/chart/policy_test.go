@@ -6,6 +6,7 @@ package chart
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -365,6 +366,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"podIfName": ""}`, `{"podIfName": "0123456789abcdef"}`, `{"podIfName": "ääääääää"}`, `{"podIfName": "."}`, `{"podIfName": ".."}`,
 		`{"podIfName": "lo"}`, `{"podIfName": "eth0"}`, `{"podIfName": "all"}`, `{"podIfName": "default"}`,
 		`{"podIfName": "a/b"}`, `{"podIfName": "a:b"}`, `{"podIfName": "a%b"}`, `{"podIfName": "a b"}`, `{"vlan": 5, "podIfName": "a/b"}`,
+		`{"network": 5}`, `{"network": null}`, `{"network": ""}`, `{"network": "a.b"}`, `{"network": "A"}`, `{"network": "-a"}`,
+		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
 	} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong, parameters)
@@ -376,6 +379,7 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 	}
 	for _, parameters := range []string{
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
+		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
 	} {
 		_, err := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.NoError(t, err, parameters)
