@@ -46,6 +46,10 @@ type CiliumNetworkDriverNetworkList struct {
 // CiliumNetworkDriverNetworkSpec says what a network is.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.vlanPriority) || self.vlanPriority == 0 || (has(self.vlan) && self.vlan > 0)",message="a priority is part of a VLAN's tag: the network needs a vlan, or no vlanPriority",fieldPath=".vlanPriority"
+// +kubebuilder:validation:XValidation:rule="!has(self.subnets) || self.subnets.all(i, a, self.subnets.all(j, b, i == j || !isCIDR(a.cidr) || !isCIDR(b.cidr) || !cidr(a.cidr).containsCIDR(b.cidr)))",message="two subnets of a network must not overlap",fieldPath=".subnets"
+// +kubebuilder:validation:XValidation:rule="!has(self.routes) || self.routes.all(r, has(r.via) || !isCIDR(r.to) || (has(self.subnets) && self.subnets.exists(s, isCIDR(s.cidr) && has(s.gateway) && cidr(s.cidr).ip().family() == cidr(r.to).ip().family())))",message="a route without via needs a subnet of its family with a gateway",fieldPath=".routes"
+// +kubebuilder:validation:XValidation:rule="!has(self.policyRouting) || has(self.subnets)",message="there is nothing to route by without subnets",fieldPath=".policyRouting"
+// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !has(self.subnets) || self.subnets.all(s, !isCIDR(s.cidr) || cidr(s.cidr).ip().family() == 4)",message="must be at least 1280 in a network with IPv6",fieldPath=".mtu"
 // +kubebuilder:validation:XValidation:rule="!has(self.vlanProtocol) || self.vlanProtocol == '802.1Q' || (has(self.vlan) && self.vlan > 0)",message="a protocol is that of a VLAN's tag: the network needs a vlan, or no vlanProtocol",fieldPath=".vlanProtocol"
 type CiliumNetworkDriverNetworkSpec struct {
 	// namespaceSelector selects the namespaces whose claims may join the
@@ -98,12 +102,175 @@ type CiliumNetworkDriverNetworkSpec struct {
 	// +kubebuilder:validation:Maximum=65535
 	MTU int32 `json:"mtu,omitempty"`
 
+	// subnets are the network's addresses. A device gets one of each family,
+	// from the first subnet of the family that is for its node and has one
+	// left. Without subnets devices get no address.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=cidr
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:MinItems=1
+	Subnets []NetworkSubnet `json:"subnets,omitempty"`
+
+	// routes are set in the pod, beside those to the subnets. One that the pod
+	// has already is refused; those of its other interfaces are not touched.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=to
+	// +listMapKey=metric
+	// +kubebuilder:validation:MaxItems=32
+	Routes []NetworkRoute `json:"routes,omitempty"`
+
+	// policyRouting gives each device a routing table of its own, with the
+	// routes to its subnets and routes, for what is sent from its addresses. So
+	// two devices of a pod in one subnet answer on the wire they were asked on.
+	// An empty object turns it on.
+	//
+	// +optional
+	PolicyRouting *NetworkPolicyRouting `json:"policyRouting,omitempty"`
+
 	// vf are the rights and limits that a VF has in the network. What is left
 	// out stays as it is on the host, and what is set is put back after the
 	// pod. A device that is no VF is refused where one is set.
 	//
 	// +optional
 	VF *NetworkVF `json:"vf,omitempty"`
+}
+
+// NetworkSubnet is a subnet of a network.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !isIP(self.gateway) || !isCIDR(self.cidr) || cidr(self.cidr).containsIP(self.gateway)",message="must be an address of the subnet",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !isCIDR(self.cidr) || cidr(self.cidr).prefixLength() < (cidr(self.cidr).ip().family() == 4 ? 32 : 128)",message="a subnet of one address has no gateway",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!has(self.ranges) || !isCIDR(self.cidr) || self.ranges.all(r, (!isIP(r.from) || cidr(self.cidr).containsIP(r.from)) && (!isIP(r.to) || cidr(self.cidr).containsIP(r.to)))",message="a range must be in the subnet",fieldPath=".ranges"
+type NetworkSubnet struct {
+	// cidr is the subnet, for example 192.0.2.0/24 or 2001:db8::/64.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a subnet with no bit set beyond the prefix length, in canonical form: for example 192.0.2.0/24 or 2001:db8::/64"
+	CIDR string `json:"cidr"`
+
+	// ranges are what of the subnet is given out. Left out it is every address
+	// but the gateway and, of an IPv4 subnet of more than two, the first and
+	// the last; of an IPv6 subnet the first (the routers' anycast address).
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Ranges []AddressRange `json:"ranges,omitempty"`
+
+	// exclude are addresses and subnets that are not given out.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) ? ip.isCanonical(self) : isCIDR(self) && string(cidr(self).masked()) == self",message="must be an address or a subnet in canonical form"
+	Exclude []string `json:"exclude,omitempty"`
+
+	// gateway is the router of the subnet. It is not given out, and the next
+	// hop of routes without via; no default route comes of it.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an address in canonical form"
+	Gateway string `json:"gateway,omitempty"`
+
+	// nodeSelector selects the nodes that the subnet is for, by the labels of
+	// their Node objects, as racks may have subnets of their own. Left out it
+	// is for all of them.
+	//
+	// +optional
+	NodeSelector *SubnetNodeSelector `json:"nodeSelector,omitempty"`
+}
+
+// SubnetNodeSelector selects the nodes of a subnet.
+//
+// +structType=atomic
+type SubnetNodeSelector struct {
+	// matchLabels are labels that a node must have, with these values.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:XValidation:rule="self.all(key, key.size() > 0 && key.size() <= 317)",message="a label key must have 1 to 317 characters"
+	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
+}
+
+// AddressRange is a range of addresses, the ends included.
+type AddressRange struct {
+	// from is the first address.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an address in canonical form"
+	From string `json:"from"`
+
+	// to is the last address, not before from.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an address in canonical form"
+	To string `json:"to"`
+}
+
+// NetworkRoute is a route in the pod.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.via) || !isIP(self.via) || !isCIDR(self.to) || ip(self.via).family() == cidr(self.to).ip().family()",message="must be of the family of to",fieldPath=".via"
+type NetworkRoute struct {
+	// to is the destination, 0.0.0.0/0 or ::/0 for a default route.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a subnet with no bit set beyond the prefix length, in canonical form: for example 192.0.2.0/24 or 2001:db8::/64"
+	To string `json:"to"`
+
+	// via is the next hop, which must be in one of the subnets. Left out it is
+	// the gateway of the device's subnet.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an address in canonical form"
+	Via string `json:"via,omitempty"`
+
+	// metric is the route's priority: of two to one destination the lower one
+	// is used. 0 is the kernel's default of the family.
+	//
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2147483647
+	Metric int32 `json:"metric"`
+}
+
+// NetworkPolicyRouting configures the routing table of a device.
+type NetworkPolicyRouting struct {
+	// derive adds a route for each IPv4 address, derived from the address as
+	// the CNI plugin amd-host-device does it.
+	//
+	// +optional
+	Derive *DerivedRoutes `json:"derive,omitempty"`
+}
+
+// DerivedRoutes says how to derive a route from an address.
+type DerivedRoutes struct {
+	// nexthopNetAddrOffset is the number of the next hop in the address's
+	// subnet: 1 is the first host. It does not count in a /31, whose other
+	// address is the next hop.
+	//
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967295
+	NexthopNetAddrOffset int64 `json:"nexthopNetAddrOffset"`
+
+	// routeDstPrefixLen is the prefix length of the destination, which is the
+	// address cut to it; 0 is the default route.
+	//
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=32
+	RouteDstPrefixLen int32 `json:"routeDstPrefixLen"`
 }
 
 // Protocols of a VLAN's tag.

@@ -22,6 +22,9 @@ const (
 
 	NetworkKind     = "CiliumNetworkDriverNetwork"
 	NetworkResource = "ciliumnetworkdrivernetworks"
+
+	AddressKind     = "CiliumNetworkDriverAddress"
+	AddressResource = "ciliumnetworkdriveraddresses"
 )
 
 // SchemeGroupVersion is the group and version of the types in this package.
@@ -56,6 +59,8 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&CiliumNetworkDriverClusterConfigList{},
 		&CiliumNetworkDriverNetwork{},
 		&CiliumNetworkDriverNetworkList{},
+		&CiliumNetworkDriverAddress{},
+		&CiliumNetworkDriverAddressList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

@@ -6,15 +6,12 @@ package v2alpha1
 import (
 	"fmt"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
-	"strings"
 	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 )
 
 // Limits of the schema.
@@ -36,9 +33,6 @@ const (
 	maxSelectorValues       = 1024
 	maxLabelKeyLength       = 317
 	maxLabelValueLength     = 63
-	maxVLAN                 = 4094
-	maxVLANPriority         = 7
-	minMTU, maxMTU          = 68, 65535
 
 	// maxSlicePoolLength is the API's limit for the name of a pool in a
 	// ResourceSlice, which is the node's name, a slash, the pool's name.
@@ -50,11 +44,6 @@ const (
 	poolNameMessage = "the node's name and the pool's name, joined by a slash, must be at most 253 characters"
 	ifNamesMessage  = "an ifNames value names one device and may be in the filter of one pool only"
 	totalMessage    = "the ifNames of all pools together may have at most 512 values"
-
-	networkNameMessage = "the name of a network must have at most 63 characters and no dot"
-	priorityMessage    = "a priority is part of a VLAN's tag: the network needs a vlan, or no vlanPriority"
-	protocolMessage    = "a protocol is that of a VLAN's tag: the network needs a vlan, or no vlanProtocol"
-	rateMessage        = "must not be more than maxTxRate"
 
 	labelKeyLengthMessage = "a label key must have 1 to 317 characters"
 	valuesNeededMessage   = "must have at least one value for the operators In and NotIn"
@@ -116,12 +105,6 @@ var selectorOperators = []metav1.LabelSelectorOperator{
 	metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist,
 }
 
-// vlanProtocols and linkStates are what a network may name.
-var (
-	vlanProtocols = []string{VlanProtocol8021Q, VlanProtocol8021ad}
-	linkStates    = []string{LinkStateAuto, LinkStateEnable, LinkStateDisable}
-)
-
 // claimParameters are what a pool may say of claims.
 var claimParameters = []string{ClaimsAny, ClaimsNetworkOnly, ClaimsNone}
 
@@ -151,61 +134,6 @@ func (c *CiliumNetworkDriverClusterConfig) Validate() error {
 	}
 	errs = append(errs, c.Spec.Spec.ValidateFields(spec.Child("spec"))...)
 	return errs.ToAggregate()
-}
-
-// Validate returns what is wrong with a network, or nil. The error names every
-// field at fault and what it may hold.
-func (n *CiliumNetworkDriverNetwork) Validate() error {
-	var errs field.ErrorList
-	if utf8.RuneCountInString(n.Name) > maxDomainLength || strings.Contains(n.Name, ".") {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), n.Name, networkNameMessage))
-	}
-	return append(errs, n.Spec.validate(field.NewPath("spec"))...).ToAggregate()
-}
-
-func (s *CiliumNetworkDriverNetworkSpec) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if s.NamespaceSelector == nil {
-		errs = append(errs, field.Required(path.Child("namespaceSelector"), ""))
-	} else {
-		errs = s.NamespaceSelector.validate(path.Child("namespaceSelector"))
-	}
-	errs = append(errs, validateSet(path.Child("pools"), s.Pools, maxPools, domainFormat.validate)...)
-	errs = append(errs, validateRange(path.Child("vlan"), s.Vlan, 0, maxVLAN)...)
-	errs = append(errs, validateRange(path.Child("vlanPriority"), s.VlanPriority, 0, maxVLANPriority)...)
-	if s.VlanPriority > 0 && s.Vlan == 0 {
-		errs = append(errs, field.Invalid(path.Child("vlanPriority"), s.VlanPriority, priorityMessage))
-	}
-	switch s.VlanProtocol {
-	case "", VlanProtocol8021Q:
-	case VlanProtocol8021ad:
-		if s.Vlan == 0 {
-			errs = append(errs, field.Invalid(path.Child("vlanProtocol"), s.VlanProtocol, protocolMessage))
-		}
-	default:
-		errs = append(errs, field.NotSupported(path.Child("vlanProtocol"), s.VlanProtocol, vlanProtocols))
-	}
-	if s.MTU != 0 {
-		errs = append(errs, validateRange(path.Child("mtu"), s.MTU, minMTU, maxMTU)...)
-	}
-	if s.VF != nil {
-		errs = append(errs, s.VF.validate(path.Child("vf"))...)
-	}
-	return errs
-}
-
-func (v *NetworkVF) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if v.LinkState != "" && !slices.Contains(linkStates, v.LinkState) {
-		errs = append(errs, field.NotSupported(path.Child("linkState"), v.LinkState, linkStates))
-	}
-	minRate, maxRate := ptr.Deref(v.MinTxRate, 0), ptr.Deref(v.MaxTxRate, 0)
-	errs = append(errs, validateRange(path.Child("minTxRate"), minRate, 0, math.MaxInt32)...)
-	errs = append(errs, validateRange(path.Child("maxTxRate"), maxRate, 0, math.MaxInt32)...)
-	if maxRate > 0 && minRate > maxRate {
-		errs = append(errs, field.Invalid(path.Child("minTxRate"), minRate, rateMessage))
-	}
-	return errs
 }
 
 func (s *LabelSelector) validate(path *field.Path) field.ErrorList {
