@@ -116,7 +116,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	book := journal.New(journal.Params{
 		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
 	})
-	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, Debts: book})
+	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, NetSysctls: p.Config.NetSysctlPath, Debts: book})
 	events := newPodEvents(p.Clientset, p.Config.NodeName)
 	outside, err := attachments.NewOutside(mover, events)
 	if err != nil {

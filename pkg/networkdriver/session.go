@@ -6,6 +6,7 @@ package networkdriver
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -51,6 +52,7 @@ var rooms = []room{
 	{"restore", (*session).restore, false},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
+	{"addresses", (*session).keepAddresses, true},
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
@@ -95,6 +97,24 @@ type session struct {
 	listPods   func(context.Context) ([]*corev1.Pod, error)
 	restorer   *claims.Restorer
 	pools      poolRules
+	addresses  *networks.Keeper
+}
+
+// hasAddress says whether a device of the node has the address of the network.
+func (s *session) hasAddress(network string, addr netip.Addr) bool {
+	return slices.ContainsFunc(s.journal.Entries(), func(e *journal.Entry) bool {
+		return e.Config.Network == network && e.Config.Joined != nil &&
+			slices.ContainsFunc(e.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
+	})
+}
+
+// keepAddresses gives back addresses that no device has, once it is known what the devices are.
+func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
+	_, restored := s.allocations.Initialized(s.db.ReadTxn())
+	if !wait(ctx, restored) {
+		return nil
+	}
+	return s.addresses.Run(ctx)
 }
 
 // poolRules are what the configured pools let claims ask for.
@@ -143,7 +163,10 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
-	resolver := networks.NewResolver(networks.NewReader(d.Prompt.CoreV1()))
+	objects := networks.NewClient(d.Prompt.CoreV1())
+	resolver := networks.NewResolver(objects, d.node.labels)
+	s.addresses = networks.NewKeeper(s.log, objects, d.Config.NodeName, s.hasAddress)
+	d.outside.Addresses = s.addresses
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
@@ -178,7 +201,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Addresses: s.addresses,
 		Owed: s.handOver.Owe,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))

@@ -249,6 +249,10 @@ func (r *Room) detach(ctx context.Context, netns string, row *tables.DRAAllocati
 	if err := r.world.Detach(ctx, netns, dev); err != nil && !errors.Is(err, podnet.ErrLinkGone) {
 		return err
 	}
+	if err := r.world.Tidy(netns, row.Config); err != nil {
+		// What is left leads nowhere, and does not keep the device from the next pod.
+		r.log.Warn("Rules of a device are left in the pod that it has left", "device", row.DeviceName, "pod", row.Pod(), "error", err)
+	}
 	return nil
 }
 

@@ -353,3 +353,9 @@ func newSandbox(pod kubetypes.UID, id string) Sandbox {
 
 // waited is closed after so many ticks, for what must not happen.
 func waited(ticks int) <-chan time.Time { return time.After(time.Duration(ticks) * tick) }
+
+func (w *fakeWorld) Tidy(string, types.DeviceConfig) error { return nil }
+func (w *fakeWorld) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation) {}

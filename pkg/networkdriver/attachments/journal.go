@@ -13,6 +13,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
 
@@ -43,9 +44,15 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	if err := r.world.Note(row, false); err != nil {
 		return nil, err
 	}
-	prepared, err := r.world.Setup(ctx, row.PreparedDevice, row.Config)
+	taken, err := r.world.Take(ctx, row, func(row *tables.DRAAllocation) error { return r.world.Note(row, false) })
+	var prepared types.Device
+	if err == nil {
+		row = taken
+		prepared, err = r.world.Setup(ctx, row.PreparedDevice, row.Config)
+	}
 	if err != nil {
 		if !r.has(row) {
+			r.world.Return(context.WithoutCancel(ctx), row)
 			err = errors.Join(err, r.world.Forget(row))
 		}
 		return nil, err
@@ -88,6 +95,7 @@ func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) err
 	if err := r.world.Free(ctx, row.PreparedDevice, row.Config); err != nil {
 		return err
 	}
+	r.world.Return(ctx, row)
 	return r.world.Forget(row)
 }
 

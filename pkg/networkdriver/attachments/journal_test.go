@@ -394,3 +394,9 @@ func (n *node) live(t *testing.T, room *Room, vlan int) (killed bool) {
 	claim.Unlock()
 	return false
 }
+
+func (l life) Tidy(string, types.DeviceConfig) error { return nil }
+func (l life) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (l life) Return(context.Context, *tables.DRAAllocation) {}

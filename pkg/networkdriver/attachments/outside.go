@@ -29,6 +29,8 @@ type Outside struct {
 	Gate
 	ClaimReader
 	Events
+	// Addresses go by the journal.
+	Addresses
 	// Journal is set before the room is used, and Checkers, the device managers that check their devices, too.
 	Journal
 	Checkers  map[types.DeviceManagerType]types.Checker

@@ -347,6 +347,8 @@ func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
 	return rule, rule != ""
 }
 
+func (n *fakeNetworks) Holds(context.Context, *tables.DRAAllocation) error { return nil }
+
 func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*types.Network, error) {
 	n.queries = append(n.queries, queries...)
 	var found []*types.Network
@@ -496,3 +498,9 @@ func config(source resourceapi.AllocationConfigSource, driver, parameters string
 }
 
 func vlan(id int) *int { return &id }
+
+func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
+func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (h *host) Return(context.Context, *tables.DRAAllocation) {}

@@ -56,6 +56,10 @@ type RestorerParams struct {
 	BootID string
 	// Networks looks up what a record says of a network, which the claim does not.
 	Networks Networks
+	// Addresses says whether the addresses that a record has are the device's.
+	Addresses interface {
+		Holds(ctx context.Context, row *tables.DRAAllocation) error
+	}
 	// Restored, if it is not nil, is told of all rows before anybody else can see them.
 	Restored func(rows []*tables.DRAAllocation)
 	// Owed, if it is not nil, is told of each claim of a pod of this node that has no device any more, or is losing it to be
@@ -327,6 +331,7 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config.Asked(), configs[i].DeviceConfig):
 			err = errors.New("the record's configuration is not what the claim asks for")
 		case err == nil && row.Config.Joined != nil:
+			row.Request = result.Request
 			err = r.proveNetwork(ctx, row, pool)
 		}
 		if err != nil {
@@ -361,10 +366,12 @@ func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation, 
 	if err != nil {
 		return fmt.Errorf("the record's network cannot be compared: %w", err)
 	}
-	if !reflect.DeepEqual(found[0], row.Config.Joined) {
+	now, recorded := *found[0], *row.Config.Joined
+	now.Offer, recorded.Addresses, recorded.Routes = nil, nil, nil
+	if !reflect.DeepEqual(now, recorded) {
 		return fmt.Errorf("the record has network %s other than it is", row.Config.Network)
 	}
-	return nil
+	return r.Addresses.Holds(ctx, row)
 }
 
 // otherBootError is a record of a device that was set up before the node was booted.

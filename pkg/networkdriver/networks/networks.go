@@ -7,7 +7,9 @@ package networks
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -18,6 +20,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/policyroute"
 )
 
 // Reader reads from the API server.
@@ -39,10 +42,14 @@ type Query struct {
 }
 
 // Resolver looks networks up.
-type Resolver struct{ reader Reader }
+type Resolver struct {
+	reader Reader
+	// node returns the labels of the Node, by which subnets are for it or not.
+	node func() labels.Set
+}
 
-// NewResolver returns one that reads by the reader.
-func NewResolver(reader Reader) *Resolver { return &Resolver{reader} }
+// NewResolver returns one that reads by the reader, for the node that has the labels.
+func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Resolver{reader, node} }
 
 // Resolve returns for each query the network, as it is now. Each network is read once, and the namespace once and only
 // where its labels are asked for. The error names the network and what is allowed.
@@ -63,7 +70,10 @@ func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Netwo
 			return nil, fmt.Errorf("network %s: the device is of pool %s, which is not on the network's wire: spec.pools are %s",
 				q.Network, q.Pool, strings.Join(spec.Pools, ", "))
 		}
-		found[i] = describe(spec)
+		var err error
+		if found[i], err = r.describe(spec); err != nil {
+			return nil, fmt.Errorf("network %s: %w", q.Network, err)
+		}
 	}
 	return found, nil
 }
@@ -102,7 +112,7 @@ func (r *Resolver) read(ctx context.Context, q Query, namespaces map[string]labe
 }
 
 // describe returns what the network makes of a device's link.
-func describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) *types.Network {
+func (r *Resolver) describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Network, error) {
 	n := &types.Network{VLAN: int(spec.Vlan), VLANPriority: int(spec.VlanPriority), MTU: int(spec.MTU)}
 	if spec.VlanProtocol != v2alpha1.VlanProtocol8021Q {
 		n.VLANProtocol = spec.VlanProtocol
@@ -110,7 +120,67 @@ func describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) *types.Network {
 	if vf := spec.VF; vf != nil {
 		n.VF = types.VFRights{Trust: vf.Trust, SpoofCheck: vf.SpoofCheck, LinkState: vf.LinkState, MinTxRate: toInt(vf.MinTxRate), MaxTxRate: toInt(vf.MaxTxRate)}
 	}
-	return n
+	if len(spec.Subnets) == 0 {
+		return n, nil
+	}
+	n.PolicyRouting = spec.PolicyRouting != nil
+	var err error
+	n.Offer, err = r.offer(spec)
+	return n, err
+}
+
+// offer returns what of the network's subnets is for the node.
+func (r *Resolver) offer(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Offer, error) {
+	offer := &types.Offer{}
+	node := r.node()
+	for i, s := range spec.Subnets {
+		if s.NodeSelector != nil && !labelsMatch(s.NodeSelector.MatchLabels, node) {
+			continue
+		}
+		set, err := s.Addresses()
+		if err != nil {
+			return nil, fmt.Errorf("spec.subnets[%d].%w", i, err)
+		}
+		subnet := types.Subnet{Addresses: set}
+		if subnet.Prefix, err = netip.ParsePrefix(s.CIDR); err != nil {
+			return nil, fmt.Errorf("spec.subnets[%d].cidr: %w", i, err)
+		}
+		if s.Gateway != "" {
+			if subnet.Gateway, err = netip.ParseAddr(s.Gateway); err != nil {
+				return nil, fmt.Errorf("spec.subnets[%d].gateway: %w", i, err)
+			}
+		}
+		offer.Subnets = append(offer.Subnets, subnet)
+	}
+	if len(offer.Subnets) == 0 {
+		return nil, errors.New("none of its subnets is for this node: spec.subnets[].nodeSelector")
+	}
+	for i, written := range spec.Routes {
+		route := types.Route{Metric: int(written.Metric)}
+		var err error
+		if route.To, err = netip.ParsePrefix(written.To); err != nil {
+			return nil, fmt.Errorf("spec.routes[%d].to: %w", i, err)
+		}
+		if written.Via != "" {
+			if route.Via, err = netip.ParseAddr(written.Via); err != nil {
+				return nil, fmt.Errorf("spec.routes[%d].via: %w", i, err)
+			}
+		}
+		offer.Routes = append(offer.Routes, route)
+	}
+	if p := spec.PolicyRouting; p != nil && p.Derive != nil {
+		offer.Derive = &policyroute.Config{NexthopOffset: p.Derive.NexthopNetAddrOffset, DstPrefixLen: int(p.Derive.RouteDstPrefixLen)}
+	}
+	return offer, nil
+}
+
+func labelsMatch(wanted map[string]v2alpha1.LabelValue, node labels.Set) bool {
+	for key, value := range wanted {
+		if has, ok := node[key]; !ok || has != string(value) {
+			return false
+		}
+	}
+	return true
 }
 
 func toInt(n *int32) *int {

@@ -65,9 +65,13 @@ func newReader() *fakeReader {
 	}
 }
 
+func newResolver(r Reader) *Resolver {
+	return NewResolver(r, func() labels.Set { return labels.Set{"rack": "r1", "kind": "fast"} })
+}
+
 func TestResolve(t *testing.T) {
 	reader := newReader()
-	found, err := NewResolver(reader).Resolve(t.Context(), []Query{
+	found, err := newResolver(reader).Resolve(t.Context(), []Query{
 		{"storage", "team-a", "fast"}, {"plain", "team-a", "slow"}, {"storage", "team-a", "faster"}, {"open", "team-a", "fast"},
 	})
 	require.NoError(t, err)
@@ -80,7 +84,7 @@ func TestResolve(t *testing.T) {
 	require.Equal(t, []string{"storage", "namespace team-a", "plain", "open"}, reader.reads, "each is read once")
 
 	reader.reads = nil
-	_, err = NewResolver(reader).Resolve(t.Context(), []Query{{"open", "elsewhere", "fast"}})
+	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"open", "elsewhere", "fast"}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"open"}, reader.reads, "a network for all namespaces asks for no labels")
 }
@@ -94,11 +98,11 @@ func TestResolveRefuses(t *testing.T) {
 		"network bad: the CiliumNetworkDriverNetwork is not valid: spec.vlan: Invalid value: 4095: must be 0 to 4094":                  {"bad", "team-a", "fast"},
 		"network none: the CiliumNetworkDriverNetwork is not valid: spec.namespaceSelector: Required value":                            {"none", "team-a", "fast"},
 	} {
-		_, err := NewResolver(newReader()).Resolve(t.Context(), []Query{q})
+		_, err := newResolver(newReader()).Resolve(t.Context(), []Query{q})
 		require.EqualError(t, err, want)
 	}
 	reader := newReader()
 	reader.err = errors.New("away")
-	_, err := NewResolver(reader).Resolve(t.Context(), []Query{{"storage", "team-a", "fast"}})
+	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"storage", "team-a", "fast"}})
 	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetwork: away")
 }

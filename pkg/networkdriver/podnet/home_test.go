@@ -233,13 +233,13 @@ func TestFailedAttachRestoresEverything(t *testing.T) {
 	defer pod.Close()
 	link, err = host.Find(dev.id, nil)
 	require.NoError(t, err)
-	require.NoError(t, f.moveIn(host, pod, link, "net1", 0))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.moveIn(host, pod, link, "net1", types.DeviceConfig{}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 
 	// Or if it never left.
 	require.NoError(t, f.host.LinkDelAltName(f.host.link("v0"), "net1"))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 }
 

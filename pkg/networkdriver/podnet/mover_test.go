@@ -178,9 +178,9 @@ func TestNameTakenInPod(t *testing.T) {
 	defer pod.Close()
 	link, err := host.Find(dev.id, nil)
 	require.NoError(t, err)
-	require.ErrorAs(t, f.moveIn(host, pod, link, "net1", 0), &taken)
+	require.ErrorAs(t, f.moveIn(host, pod, link, "net1", types.DeviceConfig{}), &taken)
 	require.ElementsMatch(t, []string{"net1", "v0"}, f.pod.names(), "the kernel does not behave as expected")
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 	require.Equal(t, []string{"net1"}, f.pod.names())
 

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 
+	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/policyroute"
 )
 
 // maxVLANPriority is the highest priority of a VLAN's tag (802.1p).
@@ -31,6 +34,43 @@ type Network struct {
 	MTU int `json:"mtu,omitempty"`
 	// VF are the rights of a VF.
 	VF VFRights `json:"vf,omitzero"`
+	// Addresses are the device's own, with the prefix length of their subnets: one of each family at most.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Routes are those to set in the pod, beside those to the addresses' subnets.
+	Routes []Route `json:"routes,omitempty"`
+	// PolicyRouting says that what is sent from the addresses goes by a table of the device's own, which has the routes.
+	PolicyRouting bool `json:"policyRouting,omitempty"`
+	// Offer is what the addresses are chosen from; nil when they are chosen, or there are none. It is not stored.
+	Offer *Offer `json:"-"`
+}
+
+// Route is a route in a pod.
+type Route struct {
+	// To is the destination, with no bit set beyond its prefix length.
+	To netip.Prefix `json:"to"`
+	// Via is the next hop, of the same family.
+	Via netip.Addr `json:"via"`
+	// Metric is the route's priority, 0 for the kernel's default.
+	Metric int `json:"metric,omitempty"`
+}
+
+// Offer is what a network has for the devices of one node.
+type Offer struct {
+	// Subnets are in the order in which they are tried.
+	Subnets []Subnet
+	// Routes are those of the network. One without a next hop goes by the gateway of the device's subnet, and one whose
+	// next hop is in another subnet than the device's is left out.
+	Routes []Route
+	// Derive says which routes to derive from IPv4 addresses; nil for none.
+	Derive *policyroute.Config
+}
+
+// Subnet is a subnet with what of it is given out.
+type Subnet struct {
+	Prefix    netip.Prefix
+	Addresses *netipx.IPSet
+	// Gateway is the zero value for none.
+	Gateway netip.Addr
 }
 
 // VFRights are what a PF lets a VF do, and limits it to. What is not set stays as it is.
@@ -130,6 +170,29 @@ func (n *Network) check() error {
 	}
 	if err := n.VF.Check(); err != nil {
 		return fmt.Errorf("vf.%w", err)
+	}
+	return n.checkAddresses()
+}
+
+// Limits of what a network gives a device: an address of each family, and the routes of the API with a derived one.
+const maxAddresses, maxRoutes = 2, 33
+
+func (n *Network) checkAddresses() error {
+	if len(n.Addresses) > maxAddresses {
+		return fmt.Errorf("addresses: there are %d, at most %d are given", len(n.Addresses), maxAddresses)
+	}
+	for i, a := range n.Addresses {
+		if !a.IsValid() || a.Addr().Is4In6() || a.Addr().Zone() != "" {
+			return fmt.Errorf("addresses[%d]: is not an address with a prefix length", i)
+		}
+	}
+	if len(n.Routes) > maxRoutes {
+		return fmt.Errorf("routes: there are %d, at most %d are set", len(n.Routes), maxRoutes)
+	}
+	for i, r := range n.Routes {
+		if !r.To.IsValid() || r.To != r.To.Masked() || !r.Via.IsValid() || r.To.Addr().Is4() != r.Via.Is4() || r.Via.Zone() != "" || r.Metric < 0 || r.Metric > math.MaxInt32 {
+			return fmt.Errorf("routes[%d]: is not a route", i)
+		}
 	}
 	return nil
 }
