@@ -30,6 +30,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
@@ -72,6 +73,7 @@ type driver struct {
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
 	configs      *nodeconfig.Watcher
+	networks     *networks.Client
 	statuses     *nodeconfig.StatusWriter
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
@@ -126,12 +128,17 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	if err != nil {
 		return nil, err
 	}
+	networkClient, err := networks.NewClient(p.RESTConfig, p.Prompt.CoreV1())
+	if err != nil {
+		return nil, err
+	}
 	outside.Journal = book
 	room := attachments.New(p.Logger, p.DB, allocations, outside, moveMetrics)
 	hooks := nri.NewHooks(room, p.Logger)
 
 	d := &driver{
 		Params:       p,
+		networks:     networkClient,
 		parts:        newParts(p.Logger),
 		node:         newOwnNode(p.Logger, p.Clientset.CoreV1().Nodes(), p.Config.NodeName),
 		started:      make(chan struct{}),

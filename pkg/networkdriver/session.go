@@ -163,9 +163,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
-	objects := networks.NewClient(d.Prompt.CoreV1())
-	resolver := networks.NewResolver(objects, d.node.labels)
-	s.addresses = networks.NewKeeper(s.log, objects, d.Config.NodeName, s.hasAddress)
+	resolver := networks.NewResolver(d.networks, d.node.labels)
+	s.addresses = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.hasAddress)
 	d.outside.Addresses = s.addresses
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,

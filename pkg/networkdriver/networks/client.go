@@ -5,9 +5,7 @@ package networks
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,98 +17,90 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
 )
-
-// NewClient returns the client for a real API server. It works by the client of another group, so that one budget of requests
-// counts for both.
-func NewClient(core coreclient.CoreV1Interface) Client { return Client{core} }
 
 // Client reads networks, and reads and writes addresses.
-type Client struct{ core coreclient.CoreV1Interface }
+type Client struct {
+	core   coreclient.CoreV1Interface
+	custom rest.Interface
+	params runtime.ParameterCodec
+}
 
 var (
-	_ Reader  = Client{}
-	_ Objects = Client{}
+	_ Reader  = (*Client)(nil)
+	_ Objects = (*Client)(nil)
 )
 
-// do sends a request for objects of the API group below the path, and decodes the answer into out, if that is not nil.
-func (c Client) do(ctx context.Context, request *rest.Request, out any, path ...string) error {
-	version := v2alpha1.SchemeGroupVersion
-	raw, err := request.AbsPath(append([]string{"apis", version.Group, version.Version}, path...)...).
-		SetHeader("Accept", runtime.ContentTypeJSON). // custom resources are not served as protobuf
-		SetHeader("Content-Type", runtime.ContentTypeJSON).
-		Do(ctx).Raw()
-	if err != nil || out == nil {
-		return err
+// NewClient returns the client for the API server of the configuration. Its requests count together with those of core.
+func NewClient(config *rest.Config, core coreclient.CoreV1Interface) (*Client, error) {
+	config = rest.CopyConfig(config)
+	config.RateLimiter = core.RESTClient().GetRateLimiter()
+	custom, params, err := client.NewCustom(config)
+	if err != nil {
+		return nil, fmt.Errorf("networks: %w", err)
 	}
-	if err := json.Unmarshal(raw, out); err != nil {
-		return fmt.Errorf("decode %s: %w", strings.Join(path, "/"), err)
-	}
-	return nil
+	return &Client{core: core, custom: custom, params: params}, nil
 }
 
 // GetNetwork implements [Reader].
-func (c Client) GetNetwork(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
+func (c *Client) GetNetwork(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
 	network := &v2alpha1.CiliumNetworkDriverNetwork{}
-	return network, c.do(ctx, c.core.RESTClient().Get(), network, v2alpha1.NetworkResource, name)
-}
-
-// Create implements [Objects].
-func (c Client) Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
-	body, err := json.Marshal(address)
-	if err != nil {
-		return err
-	}
-	return c.do(ctx, c.core.RESTClient().Post().Body(body), nil, v2alpha1.AddressResource)
-}
-
-// Get implements [Objects].
-func (c Client) Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error) {
-	address := &v2alpha1.CiliumNetworkDriverAddress{}
-	return address, c.do(ctx, c.core.RESTClient().Get(), address, v2alpha1.AddressResource, name)
-}
-
-// InBlock implements [Objects].
-func (c Client) InBlock(ctx context.Context, network, block string) ([]string, error) {
-	list := &metav1.PartialObjectMetadataList{}
-	selector := labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()
-	err := c.do(ctx, c.core.RESTClient().Get().Param("labelSelector", selector), list, v2alpha1.AddressResource)
-	names := make([]string, len(list.Items))
-	for i := range list.Items {
-		names[i] = list.Items[i].Name
-	}
-	return names, err
-}
-
-// OfNode implements [Objects].
-func (c Client) OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	list := &v2alpha1.CiliumNetworkDriverAddressList{}
-	selector := fields.OneTermEqualSelector("spec.node", node).String()
-	err := c.do(ctx, c.core.RESTClient().Get().Param("fieldSelector", selector), list, v2alpha1.AddressResource)
-	if apierrors.IsNotFound(err) {
-		return nil, nil // a cluster without the definition has no addresses
-	}
-	return list.Items, err
-}
-
-// Delete implements [Objects].
-func (c Client) Delete(ctx context.Context, name string, uid kubetypes.UID) error {
-	body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-	if err != nil {
-		return err
-	}
-	err = c.do(ctx, c.core.RESTClient().Delete().Body(body), nil, v2alpha1.AddressResource, name)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another one by now
-	}
-	return err
+	return network, c.custom.Get().Resource(v2alpha1.NetworkResource).Name(name).Do(ctx).Into(network)
 }
 
 // NamespaceLabels implements [Reader].
-func (c Client) NamespaceLabels(ctx context.Context, namespace string) (labels.Set, error) {
+func (c *Client) NamespaceLabels(ctx context.Context, namespace string) (labels.Set, error) {
 	found, err := c.core.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
 	return found.Labels, nil
+}
+
+// Create implements [Objects].
+func (c *Client) Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
+	return c.custom.Post().Resource(v2alpha1.AddressResource).Body(address).Do(ctx).Error()
+}
+
+// Get implements [Objects].
+func (c *Client) Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error) {
+	address := &v2alpha1.CiliumNetworkDriverAddress{}
+	return address, c.custom.Get().Resource(v2alpha1.AddressResource).Name(name).Do(ctx).Into(address)
+}
+
+// InBlock implements [Objects].
+func (c *Client) InBlock(ctx context.Context, network, block string) ([]string, error) {
+	selector := labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()
+	list, err := c.list(ctx, metav1.ListOptions{LabelSelector: selector})
+	names := make([]string, len(list))
+	for i := range list {
+		names[i] = list[i].Name
+	}
+	return names, err
+}
+
+// OfNode implements [Objects].
+func (c *Client) OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	list, err := c.list(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", node).String()})
+	if apierrors.IsNotFound(err) {
+		return nil, nil // a cluster without the definition has no addresses
+	}
+	return list, err
+}
+
+func (c *Client) list(ctx context.Context, options metav1.ListOptions) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	list := &v2alpha1.CiliumNetworkDriverAddressList{}
+	err := c.custom.Get().Resource(v2alpha1.AddressResource).VersionedParams(&options, c.params).Do(ctx).Into(list)
+	return list.Items, err
+}
+
+// Delete implements [Objects].
+func (c *Client) Delete(ctx context.Context, name string, uid kubetypes.UID) error {
+	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+	err := c.custom.Delete().Resource(v2alpha1.AddressResource).Name(name).Body(options).Do(ctx).Error()
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // it is gone, or another one by now
+	}
+	return err
 }
