@@ -6,12 +6,16 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
@@ -222,4 +226,138 @@ func TestNetworkPermissions(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+var addressResource = v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)
+
+// addressesOf returns the addresses that the API server has for a network of the test, by the pods that have them: of each the
+// IPv4 address first.
+func (e *T) addressesOf(network string) map[string][]string {
+	e.Helper()
+	list, err := e.Dynamic.Resource(addressResource).List(e.ctx, metav1.ListOptions{LabelSelector: v2alpha1.LabelNetwork + "=" + e.networkName(network)})
+	require.NoError(e, err)
+	found := map[string][]string{}
+	for _, object := range list.Items {
+		address := v2alpha1.CiliumNetworkDriverAddress{}
+		require.NoError(e, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &address))
+		found[address.Spec.Pod.Name] = append(found[address.Spec.Pod.Name], address.Spec.Address)
+	}
+	for _, addrs := range found {
+		slices.SortFunc(addrs, func(a, b string) int { return len(a) - len(b) })
+	}
+	return found
+}
+
+// scriptPod makes a pod whose first instructions are a script, with a claim of a template.
+func (e *T) scriptPod(name, node, template, script string) {
+	e.Helper()
+	pod := e.podObject(name, node)
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: &template}}
+	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
+	pod.Spec.Containers[0].Command = []string{"sh", "-c", script + "\nexec sleep 1000000"}
+	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	require.NoError(e, err)
+}
+
+// TestNetworkAddresses: pods on two nodes reach each other by the addresses that their network gave them, IPv4 and IPv6, from the
+// first instruction of their first container. The addresses are objects of the API while the devices have them, also while the
+// agent is away, and go with them.
+func TestNetworkAddresses(t *testing.T) {
+	e := startEverywhere(t)
+	e.ensureVFs()
+	e.guard()
+	for _, n := range e.Nodes() {
+		e.configure(n.Name(), sriovSpec())
+		e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	}
+	e.class("vf", "sriov-pool")
+	e.network("lan", `{namespaceSelector: {}, vlan: 1011, subnets: [{cidr: 10.78.11.0/24, gateway: 10.78.11.1}, {cidr: '2001:db8:78::/64'}],
+		routes: [{to: 10.99.0.0/16}]}`)
+	e.networkTemplate("lan", "vf", "lan", `{"network": %q, "podIfName": "sriov0"}`)
+	one, two := e.Nodes()[0], e.Nodes()[1]
+	const first = "ip -o addr show dev sriov0 > /tmp/first; ip route > /tmp/routes"
+	e.scriptPod("a", one.Name(), "lan", first)
+	e.running("a")
+	addrs := e.addressesOf("lan")["a"]
+	require.Len(e, addrs, 2, "%v", addrs)
+	e.scriptPod("b", two.Name(), "lan", fmt.Sprintf("ping -c 1 -W 5 %s > /tmp/ping4 2>&1; ping -c 1 -W 5 %s > /tmp/ping6 2>&1", addrs[0], addrs[1]))
+	e.running("b")
+	seen := e.mustInPod("a", "cat /tmp/first")
+	require.Contains(e, seen, addrs[0]+"/24")
+	require.Contains(e, seen, addrs[1]+"/64")
+	require.NotContains(e, seen, "tentative "+addrs[1])
+	require.Contains(e, e.mustInPod("a", "cat /tmp/routes"), "10.99.0.0/16 via 10.78.11.1 dev sriov0")
+	require.Equal(e, "0", e.mustInPod("a", "cat /proc/sys/net/ipv6/conf/sriov0/accept_ra"))
+	for _, file := range []string{"/tmp/ping4", "/tmp/ping6"} {
+		e.eventually("the first ping of pod b", func() string {
+			if out := e.mustInPod("b", "cat "+file); !strings.Contains(out, " 0% packet loss") {
+				return out
+			}
+			return ""
+		})
+	}
+	e.eventually("claim of pod a", func() string {
+		for _, d := range e.claimOf("a").Status.Devices {
+			if d.NetworkData != nil && slices.Contains(d.NetworkData.IPs, addrs[0]+"/24") && slices.Contains(d.NetworkData.IPs, addrs[1]+"/64") {
+				return ""
+			}
+		}
+		return "its status has not both addresses"
+	})
+
+	// The agent is killed, the pod goes meanwhile, and nobody gives its addresses away before the node's agent has freed the device.
+	e.killAgent(one)
+	now := int64(0)
+	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	require.Equal(e, addrs, e.addressesOf("lan")["a"])
+	e.startAgent(one)
+	e.eventually("addresses of pod a", func() string {
+		if left := e.addressesOf("lan")["a"]; len(left) > 0 {
+			return fmt.Sprintf("are not given back: %v", left)
+		}
+		return ""
+	})
+	e.deletePods("b")
+	for _, n := range e.Nodes() {
+		e.noAllocations(n)
+	}
+	require.Empty(e, e.addressesOf("lan"))
+}
+
+// TestNetworkFull has a pod wait for an address of a network that is full, with an event that says so, and start when one is
+// freed. Two devices of one pod in one subnet answer on the wire that they were asked on.
+func TestNetworkFull(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node
+	e.configure(n.Name(), sriovSpec())
+	e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	e.class("vf", "sriov-pool")
+	e.network("small", `{namespaceSelector: {}, vlan: 1012, subnets: [{cidr: 10.78.12.0/24, ranges: [{from: 10.78.12.5, to: 10.78.12.7}]}], policyRouting: {}}`)
+	e.networkTemplate("small", "vf", "small", `{"network": %q, "podIfName": "sriov0"}`)
+	pair := e.request("net", "vf")
+	pair.Exactly.Count = 2
+	e.template("pair", []resourceapi.DeviceRequest{pair}, config(fmt.Sprintf(`{"network": %q}`, e.networkName("small"))))
+	e.pod("pair", n.Name(), "pair")
+	e.running("pair")
+	e.pod("peer", n.Name(), "small")
+	e.running("peer")
+	all := e.addressesOf("small")
+	require.Len(e, all["pair"], 2, "%v", all)
+	require.Len(e, all["peer"], 1, "%v", all)
+
+	// The peer asks both, and each answer comes from the interface that has the address.
+	for _, ip := range all["pair"] {
+		e.reaches("peer", ip)
+		name := e.mustInPod("pair", fmt.Sprintf("ip -o addr show to %s/32 | cut -d' ' -f2", ip))
+		require.Contains(e, e.mustInPod("pair", fmt.Sprintf("ip route get %s from %s", all["peer"][0], ip)), "dev "+name)
+	}
+
+	e.pod("waits", n.Name(), "small")
+	e.eventSays("waits", "network "+e.networkName("small")+": no address is left in 10.78.12.0/24")
+	e.deletePods("peer")
+	e.running("waits")
+	require.Equal(e, all["peer"], e.addressesOf("small")["waits"])
+	e.deletePods("pair", "waits")
+	e.noAllocations(n)
+	require.Empty(e, e.addressesOf("small"))
 }

@@ -65,6 +65,16 @@ func createSlice(t *testing.T, client dynamic.Interface, name, node string, dryR
 	return err
 }
 
+// address is an address of a device of the node.
+func address(t *testing.T, node string) *unstructured.Unstructured {
+	return object(t, `
+apiVersion: cilium.io/v2alpha1
+kind: CiliumNetworkDriverAddress
+metadata: {name: storage.192.0.2.10}
+spec: {network: storage, address: 192.0.2.10, node: %s, namespace: default, claim: {name: c, uid: u}, pod: {name: p, uid: v}, request: net, device: vf1}
+`, node)
+}
+
 // claim makes a claim that is allotted on a node, with devices of two drivers.
 func (c *cluster) claim(t *testing.T, name, node string) *unstructured.Unstructured {
 	t.Helper()
@@ -171,6 +181,12 @@ func (c *cluster) testPolicies(t *testing.T) {
 		require.NoError(t, slices.Delete(t.Context(), "own", metav1.DeleteOptions{}))
 		require.NoError(t, patchStatus(t, agent, "worker1"))
 		require.NoError(t, createCiliumNode(t, agent, "worker1"))
+		addresses := v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)
+		_, err = agent.Resource(addresses).Create(t.Context(), address(t, "worker1"), metav1.CreateOptions{})
+		require.NoError(t, err)
+		require.NoError(t, agent.Resource(addresses).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{}))
+		_, err = c.objects.Resource(addresses).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{})
+		require.NoError(t, err)
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
 		require.NoError(t, applyDevices(t, agent, own, "[]"), "and back")
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
@@ -292,6 +308,19 @@ func (c *cluster) testPolicies(t *testing.T) {
 		"another CiliumNode": {
 			func() error { return createCiliumNode(t, agent, "worker2", dryRun...) },
 			"may not write the CiliumNode of node worker2",
+		},
+		"address of another node": {
+			func() error {
+				_, err := agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{DryRun: dryRun})
+				return err
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"delete an address of another node": {
+			func() error {
+				return agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{DryRun: dryRun})
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
 		},
 		"claim of another node": {
 			func() error {
