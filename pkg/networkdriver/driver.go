@@ -66,6 +66,7 @@ type driver struct {
 	bootID       string
 	inventory    *inventory.Inventory
 	mover        *podnet.Mover
+	announcer    *podnet.Announcer
 	outside      *attachments.Outside
 	events       *podEvents
 	journal      *journal.Journal
@@ -119,8 +120,9 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
 	})
 	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, NetSysctls: p.Config.NetSysctlPath, Debts: book})
+	announcer := podnet.NewAnnouncer(p.Logger)
 	events := newPodEvents(p.Clientset, p.Config.NodeName)
-	outside, err := attachments.NewOutside(mover, events)
+	outside, err := attachments.NewOutside(mover, announcer, events)
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +149,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		bootID:       boot,
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
+		announcer:    announcer,
 		outside:      outside,
 		events:       events,
 		journal:      book,

@@ -53,6 +53,7 @@ var rooms = []room{
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
 	{"addresses", (*session).keepAddresses, true},
+	{"announce", func(s *session, ctx context.Context, _ cell.Health) error { return s.announcer.Run(ctx) }, false},
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
@@ -94,6 +95,7 @@ type session struct {
 	otherAgent *notice
 	room       *attachments.Room
 	mover      *podnet.Mover
+	announcer  *podnet.Announcer
 	listPods   func(context.Context) ([]*corev1.Pod, error)
 	restorer   *claims.Restorer
 	pools      poolRules
@@ -150,8 +152,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		db: d.DB, devices: d.Devices, allocations: d.Allocations, inventory: d.inventory, nri: d.nri, hooks: d.hooks,
 		configs: managerConfigs{changed: make(chan struct{})},
 		journal: d.journal, otherAgent: newNotice(),
-		room:     d.room,
-		mover:    d.mover,
+		room:  d.room,
+		mover: d.mover, announcer: d.announcer,
 		listPods: d.listPods,
 	}
 	d.journal.DriverName = spec.DriverName

@@ -30,8 +30,8 @@ type privilege struct {
 	template string
 }
 
-// privileges are all that the chart gives the agent, but for SYS_PTRACE and the host's process ids, without which it
-// does not find a namespace that only a process of another user holds: the chart's TestCapabilities has that. And but for the
+// privileges are all that the chart gives the agent, but for NET_RAW, SYS_PTRACE and the host's process ids: without the latter it
+// does not find a namespace that only a process of another user holds; the chart's TestCapabilities has these. And but for the
 // mount of the journal, which is missed only by the next agent: without it the journal is in the pod's own volume.
 var privileges = []privilege{
 	{name: "kube-api-access", drop: mount("kube-api-access"), log: `serviceaccount/token: no such file`},

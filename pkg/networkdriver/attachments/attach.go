@@ -89,6 +89,7 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 		return fmt.Errorf("%s: the claim was unprepared meanwhile", describe(lost[0].row))
 	}
 	for _, m := range moves {
+		r.world.Announce(m.now.Attachment, m.now.Config)
 		r.log.Info("Device attached to its pod", "device", m.row.DeviceName, "claim", m.row.Claim(), "pod", s.Pod(),
 			"sandbox", s.ID, "interface", m.now.Attachment.IfName)
 	}

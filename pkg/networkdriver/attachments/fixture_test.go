@@ -358,4 +358,5 @@ func (w *fakeWorld) Tidy(string, types.DeviceConfig) error { return nil }
 func (w *fakeWorld) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation) {}
+func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *fakeWorld) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -399,4 +399,5 @@ func (l life) Tidy(string, types.DeviceConfig) error { return nil }
 func (l life) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (l life) Return(context.Context, *tables.DRAAllocation) {}
+func (l life) Return(context.Context, *tables.DRAAllocation)  {}
+func (l life) Announce(*types.Attachment, types.DeviceConfig) {}

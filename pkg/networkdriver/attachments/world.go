@@ -44,6 +44,9 @@ type World interface {
 	Detach(ctx context.Context, netns string, dev types.Device) error
 	// Tidy removes from a sandbox that lives on what a link of the configuration leaves behind when it leaves.
 	Tidy(netns string, config types.DeviceConfig) error
+	// Announce tells the neighbours of an attached link which hardware address its network's addresses have now, without
+	// being waited for.
+	Announce(attachment *types.Attachment, config types.DeviceConfig)
 	// Where looks for the link, inside the namespace first.
 	Where(ctx context.Context, netns string, dev types.Device) (podnet.Sighting, error)
 	// CheckNetNS says why the network namespace of a sandbox, which may be empty, is none to attach to.

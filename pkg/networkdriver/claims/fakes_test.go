@@ -504,3 +504,4 @@ func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables
 	return row, nil
 }
 func (h *host) Return(context.Context, *tables.DRAAllocation) {}
+func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}
