@@ -9,9 +9,15 @@ import (
 
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:categories={cilium},scope=Cluster,path=ciliumnetworkdrivernetworks,singular=ciliumnetworkdrivernetwork,shortName=ndnet
+// +kubebuilder:subresource:status
 // +kubebuilder:storageversion
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether claims can join"
 // +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`,description="VLAN of the network, 0 for none"
 // +kubebuilder:printcolumn:name="MTU",type=integer,JSONPath=`.spec.mtu`,description="MTU of its interfaces, empty for that of the device"
+// +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.usedAddresses`,description="Addresses that devices have"
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeAddresses`,description="Addresses that are left"
+// +kubebuilder:printcolumn:name="Claims",type=integer,JSONPath=`.status.claims`,description="Claims that have an address"
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,description="Why claims cannot join",priority=1
 // +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.spec.pools`,description="Pools whose devices are on its wire, empty for all",priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63 && !self.metadata.name.contains('.')",message="the name of a network must have at most 63 characters and no dot",fieldPath=".metadata"
@@ -31,6 +37,11 @@ type CiliumNetworkDriverNetwork struct {
 	//
 	// +required
 	Spec CiliumNetworkDriverNetworkSpec `json:"spec"`
+
+	// status is written by the operator.
+	//
+	// +optional
+	Status CiliumNetworkDriverNetworkStatus `json:"status,omitzero"`
 }
 
 // +kubebuilder:object:root=true
@@ -271,6 +282,71 @@ type DerivedRoutes struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=32
 	RouteDstPrefixLen int32 `json:"routeDstPrefixLen"`
+}
+
+// ConditionNetworkConflicting is True on a network that has addresses of an older one
+// on the same wire: of the same VLAN, and with a pool in common. Claims cannot
+// join it.
+const ConditionNetworkConflicting = "Conflicting"
+
+// CiliumNetworkDriverNetworkStatus is what the operator has made of the
+// network.
+type CiliumNetworkDriverNetworkStatus struct {
+	// observedGeneration is the generation of the object of which the status
+	// speaks.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// conditions are the network's conditions: Ready and Conflicting.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// usedAddresses is the number of addresses that devices have.
+	//
+	// +optional
+	UsedAddresses int64 `json:"usedAddresses,omitempty"`
+
+	// freeAddresses is the number of addresses that are left.
+	//
+	// +optional
+	FreeAddresses int64 `json:"freeAddresses,omitempty"`
+
+	// claims is the number of claims that have an address of the network.
+	//
+	// +optional
+	Claims int32 `json:"claims,omitempty"`
+
+	// subnets counts the addresses of each subnet.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=cidr
+	// +kubebuilder:validation:MaxItems=64
+	Subnets []NetworkSubnetStatus `json:"subnets,omitempty"`
+}
+
+// NetworkSubnetStatus counts the addresses of a subnet.
+type NetworkSubnetStatus struct {
+	// cidr is the subnet.
+	//
+	// +required
+	// +kubebuilder:validation:MaxLength=43
+	CIDR string `json:"cidr"`
+
+	// used is the number of addresses that devices have.
+	//
+	// +required
+	Used int64 `json:"used"`
+
+	// free is the number of addresses that are left, at most 2^63-1.
+	//
+	// +required
+	Free int64 `json:"free"`
 }
 
 // Protocols of a VLAN's tag.

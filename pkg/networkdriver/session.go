@@ -6,7 +6,6 @@ package networkdriver
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -102,12 +101,13 @@ type session struct {
 	addresses  *networks.Keeper
 }
 
-// hasAddress says whether a device of the node has the address of the network.
-func (s *session) hasAddress(network string, addr netip.Addr) bool {
-	return slices.ContainsFunc(s.journal.Entries(), func(e *journal.Entry) bool {
-		return e.Config.Network == network && e.Config.Joined != nil &&
-			slices.ContainsFunc(e.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
-	})
+// held returns the devices that the journal has, without what their managers know of them.
+func (s *session) held() []*tables.DRAAllocation {
+	var rows []*tables.DRAAllocation
+	for _, e := range s.journal.Entries() {
+		rows = append(rows, e.Row(nil))
+	}
+	return rows
 }
 
 // keepAddresses gives back addresses that no device has, once it is known what the devices are.
@@ -166,7 +166,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.gate = cdi.NewFiles(s.log, d.Config.CDISpecDir, spec.DriverName)
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	resolver := networks.NewResolver(d.networks, d.node.labels)
-	s.addresses = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.hasAddress)
+	s.addresses = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
 	d.outside.Addresses = s.addresses
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,

@@ -503,5 +503,5 @@ func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
 func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (h *host) Return(context.Context, *tables.DRAAllocation) {}
+func (h *host) Return(context.Context, *tables.DRAAllocation)  {}
 func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -59,8 +59,8 @@ type Keeper struct {
 	log     *slog.Logger
 	objects Objects
 	node    string
-	// inUse says whether the journal has a device with the address of the network. It is asked in doubt only.
-	inUse func(network string, addr netip.Addr) bool
+	// held returns the devices of the node that are not free, as the journal has them.
+	held func() []*tables.DRAAllocation
 
 	mu sync.Mutex // guards the fields below
 	// returning are objects that are to be deleted, or being deleted, by their names: whoever is to have such an address again makes
@@ -71,8 +71,16 @@ type Keeper struct {
 }
 
 // NewKeeper returns the keeper of a node's addresses.
-func NewKeeper(log *slog.Logger, objects Objects, node string, inUse func(network string, addr netip.Addr) bool) *Keeper {
-	return &Keeper{log: log, objects: objects, node: node, inUse: inUse, returning: map[string]kubetypes.UID{}, more: make(chan struct{})}
+func NewKeeper(log *slog.Logger, objects Objects, node string, held func() []*tables.DRAAllocation) *Keeper {
+	return &Keeper{log: log, objects: objects, node: node, held: held, returning: map[string]kubetypes.UID{}, more: make(chan struct{})}
+}
+
+// inUse says whether a device of the node has the address of the network.
+func (k *Keeper) inUse(network string, addr netip.Addr) bool {
+	return slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+		return row.Config.Network == network && row.Config.Joined != nil &&
+			slices.ContainsFunc(row.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
+	})
 }
 
 // errFull says that a network has no address left.
@@ -347,19 +355,54 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// compare deletes the node's objects for addresses that no device of it has.
+// compare deletes the node's objects for addresses that no device of it has, and makes those that somebody has deleted although a
+// device has them.
 func (k *Keeper) compare(ctx context.Context) error {
 	objects, err := k.objects.OfNode(ctx, k.node)
 	if err != nil {
 		return err
 	}
 	var errs []error
+	names := map[string]bool{}
+	for i := range objects {
+		names[objects[i].Name] = true
+	}
+	for _, row := range k.held() {
+		if row.Config.Joined == nil {
+			continue
+		}
+		for _, a := range row.Config.Joined.Addresses {
+			if object := k.object(row, a.Addr()); !names[object.Name] {
+				errs = append(errs, k.makeAgain(ctx, object))
+			}
+		}
+	}
 	for _, object := range objects {
 		if err := k.returnUnused(ctx, &object); err != nil {
 			errs = append(errs, fmt.Errorf("give address %s of network %s back: %w", object.Spec.Address, object.Spec.Network, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// makeAgain makes the object of an address that a device has. If another one has got the address meanwhile, both may use it.
+func (k *Keeper) makeAgain(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) error {
+	log := k.log.With("network", object.Spec.Network, "address", object.Spec.Address, "claim", object.Spec.Namespace+"/"+object.Spec.Claim.Name,
+		"pod", object.Spec.Namespace+"/"+object.Spec.Pod.Name)
+	err := k.objects.Create(ctx, object)
+	if err == nil {
+		log.Warn("Address of a device was given back by somebody else, and is taken again")
+		return nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("take address %s of network %s again: %w", object.Spec.Address, object.Spec.Network, err)
+	}
+	present, err := k.objects.Get(ctx, object.Name)
+	if err == nil && present.Spec != object.Spec {
+		log.Error("Address of a device was given back by somebody else, and another device has it too; delete one of the pods",
+			"otherNode", present.Spec.Node, "otherPod", present.Spec.Namespace+"/"+present.Spec.Pod.Name)
+	}
+	return nil
 }
 
 func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) error {

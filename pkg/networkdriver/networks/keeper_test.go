@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +23,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/policyroute"
@@ -130,17 +133,10 @@ type node struct {
 
 func newNode(objects Objects, name string) *node {
 	n := &node{journal: map[string]*tables.DRAAllocation{}}
-	n.Keeper = NewKeeper(slog.New(slog.DiscardHandler), objects, name, func(network string, addr netip.Addr) bool {
+	n.Keeper = NewKeeper(slog.New(slog.DiscardHandler), objects, name, func() []*tables.DRAAllocation {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		for _, row := range n.journal {
-			for _, a := range row.Config.Joined.Addresses {
-				if row.Config.Network == network && a.Addr() == addr {
-					return true
-				}
-			}
-		}
-		return false
+		return slices.Collect(maps.Values(n.journal))
 	})
 	return n
 }
@@ -360,6 +356,30 @@ func TestTakenWhileReturned(t *testing.T) {
 	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
 	require.NoError(t, objects.Delete(t.Context(), "storage.192.0.2.7", first))
 	require.Len(t, objects.names(), 1)
+}
+
+// TestTakenFromOthers takes an address again whose object somebody has deleted under the device, and says so when another device
+// has got it.
+func TestTakenFromOthers(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	log := &testenv.LogBuffer{}
+	n.log = slog.New(slog.NewTextHandler(log, nil))
+	taken, err := n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.NoError(t, err)
+	delete(objects.objects, "storage.192.0.2.7")
+	require.NoError(t, n.compare(t.Context()))
+	require.NoError(t, n.Holds(t.Context(), taken))
+	require.Contains(t, log.String(), "is taken again")
+
+	delete(objects.objects, "storage.192.0.2.7")
+	other := newNode(objects, "node2")
+	_, err = other.Take(t.Context(), rowFor("b", subnet(t, "192.0.2.7/32", "")), other.note)
+	require.NoError(t, err)
+	require.NoError(t, n.compare(t.Context()))
+	require.Contains(t, log.String(), "another device has it too")
+	require.Contains(t, log.String(), "otherPod=default/pod-b")
+	require.Error(t, n.Holds(t.Context(), taken))
 }
 
 // TestChoose finds every address by its number, and every block once.

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
@@ -90,6 +91,9 @@ func (r *Resolver) read(ctx context.Context, q Query, namespaces map[string]labe
 	// The schema may be older than this agent, or was when the network was written.
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("the CiliumNetworkDriverNetwork is not valid: %w", err)
+	}
+	if c := meta.FindStatusCondition(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting); c != nil && c.Status == metav1.ConditionTrue {
+		return nil, fmt.Errorf("it is in conflict, and cannot be joined: %s", c.Message)
 	}
 	selector, err := metav1.LabelSelectorAsSelector(network.Spec.NamespaceSelector.AsLabelSelector())
 	if err != nil {
