@@ -73,6 +73,39 @@ func TestAPI(t *testing.T) {
 			})
 		}
 	})
+	t.Run("networks", func(t *testing.T) {
+		networks := client.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.NetworkResource))
+		for _, test := range speccases.Networks {
+			t.Run(test.Name, func(t *testing.T) {
+				field := test.Field
+				if test.GoOnly {
+					field = ""
+				}
+				requireVerdict(t, networks, decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec"), "", field)
+			})
+		}
+	})
+	t.Run("addresses", func(t *testing.T) {
+		addresses := client.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource))
+		for _, test := range speccases.Addresses {
+			t.Run(test.Name, func(t *testing.T) {
+				requireVerdict(t, addresses, decode(t, v2alpha1.AddressKind, test.Node(), test.Address(), "spec"), "", test.Field)
+			})
+		}
+		made, err := addresses.Create(t.Context(), &unstructured.Unstructured{
+			Object: decode(t, v2alpha1.AddressKind, speccases.Addresses[0].NodeName, speccases.Addresses[0].Address(), "spec"),
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		require.NoError(t, unstructured.SetNestedField(made.Object, "worker-2", "spec", "node"))
+		_, err = addresses.Update(t.Context(), made, metav1.UpdateOptions{})
+		require.ErrorContains(t, err, "an address is made anew, not changed")
+		found, err := addresses.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.node=worker-1"})
+		require.NoError(t, err)
+		require.Len(t, found.Items, 1)
+		found, err = addresses.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.node=worker-2"})
+		require.NoError(t, err)
+		require.Empty(t, found.Items)
+	})
 	t.Run("defaults", func(t *testing.T) { testAPIDefaults(t, nodeConfigs) })
 	t.Run("status", func(t *testing.T) { testAPIStatus(t, nodeConfigs) })
 	t.Run("names", func(t *testing.T) { testAPINames(t, config) })
@@ -96,7 +129,7 @@ func requireVerdict(t *testing.T, client dynamic.ResourceInterface, object map[s
 		if strings.Contains(cause.Message, "some validation rules were not checked") {
 			continue
 		}
-		require.True(t, strings.HasPrefix(cause.Field, prefix+"."+wanted), "%s: %s: not about %s.%s", cause.Field, cause.Message, prefix, wanted)
+		require.True(t, strings.HasPrefix(cause.Field, strings.TrimPrefix(prefix+"."+wanted, ".")), "%s: %s: not about %s.%s", cause.Field, cause.Message, prefix, wanted)
 		named = true
 	}
 	require.True(t, named, "%v", err)
@@ -122,8 +155,8 @@ pools: [{name: none}, {name: all, filter: {}}]`, "spec")
 			Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true},
 		},
 		Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
-			{PoolName: "none"},
-			{PoolName: "all", Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
+			{PoolName: "none", Claims: v2alpha1.ClaimsAny},
+			{PoolName: "all", Claims: v2alpha1.ClaimsAny, Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
 		},
 	}, config.Spec)
 }
@@ -157,6 +190,8 @@ func testAPINames(t *testing.T, config *rest.Config) {
 		short[resource.Name] = resource.ShortNames
 	}
 	require.Equal(t, map[string][]string{
+		"ciliumnetworkdriveraddresses":             {"ndaddr"},
+		"ciliumnetworkdrivernetworks":              {"ndnet"},
 		"ciliumnetworkdrivernodeconfigs":           {"ndnc"},
 		"ciliumnetworkdrivernodeconfigs/status":    nil,
 		"ciliumnetworkdriverclusterconfigs":        {"ndcc"},

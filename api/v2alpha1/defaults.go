@@ -26,4 +26,9 @@ func (s *CiliumNetworkDriverNodeConfigSpec) Default() {
 	if s.DraRegistrationMaxAttempts == 0 {
 		s.DraRegistrationMaxAttempts = DefaultDraRegistrationMaxAttempts
 	}
+	for i := range s.Pools {
+		if s.Pools[i].Claims == "" {
+			s.Pools[i].Claims = ClaimsAny
+		}
+	}
 }

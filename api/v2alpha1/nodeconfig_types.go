@@ -192,7 +192,28 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 	//
 	// +optional
 	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
+
+	// claims is what claims may ask of the pool's devices by parameters of
+	// their own. Any lets them ask for any VLAN or network; NetworkOnly for
+	// networks, whose namespaceSelector decides, and for podIfName; None for
+	// nothing. Parameters in a DeviceClass are the administrator's, and not
+	// limited by this.
+	//
+	// +optional
+	// +kubebuilder:default=Any
+	// +kubebuilder:validation:Enum=Any;NetworkOnly;None
+	Claims string `json:"claims,omitempty"`
 }
+
+// What claims may ask of a pool's devices.
+const (
+	// ClaimsAny lets claims use every parameter.
+	ClaimsAny = "Any"
+	// ClaimsNetworkOnly lets them use network and podIfName.
+	ClaimsNetworkOnly = "NetworkOnly"
+	// ClaimsNone lets them use none.
+	ClaimsNone = "None"
+)
 
 // CiliumNetworkDriverDeviceFilter selects devices. A device matches when every
 // field that is given has one value that fits.

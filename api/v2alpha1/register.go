@@ -19,6 +19,12 @@ const (
 
 	ClusterConfigKind     = "CiliumNetworkDriverClusterConfig"
 	ClusterConfigResource = "ciliumnetworkdriverclusterconfigs"
+
+	NetworkKind     = "CiliumNetworkDriverNetwork"
+	NetworkResource = "ciliumnetworkdrivernetworks"
+
+	AddressKind     = "CiliumNetworkDriverAddress"
+	AddressResource = "ciliumnetworkdriveraddresses"
 )
 
 // SchemeGroupVersion is the group and version of the types in this package.
@@ -51,6 +57,10 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&CiliumNetworkDriverNodeConfigList{},
 		&CiliumNetworkDriverClusterConfig{},
 		&CiliumNetworkDriverClusterConfigList{},
+		&CiliumNetworkDriverNetwork{},
+		&CiliumNetworkDriverNetworkList{},
+		&CiliumNetworkDriverAddress{},
+		&CiliumNetworkDriverAddressList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

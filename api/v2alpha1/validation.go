@@ -105,6 +105,9 @@ var selectorOperators = []metav1.LabelSelectorOperator{
 	metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist,
 }
 
+// claimParameters are what a pool may say of claims.
+var claimParameters = []string{ClaimsAny, ClaimsNetworkOnly, ClaimsNone}
+
 // deviceManagers are the managers that a filter may name.
 var deviceManagers = []string{"sr-iov", "dummy"}
 
@@ -133,7 +136,7 @@ func (c *CiliumNetworkDriverClusterConfig) Validate() error {
 	return errs.ToAggregate()
 }
 
-func (s *NodeSelector) validate(path *field.Path) field.ErrorList {
+func (s *LabelSelector) validate(path *field.Path) field.ErrorList {
 	matchLabels := path.Child("matchLabels")
 	errs := validateLength(matchLabels, len(s.MatchLabels), maxSelectorLabels)
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
@@ -152,7 +155,7 @@ func (s *NodeSelector) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-func (r *NodeSelectorRequirement) validate(path *field.Path) field.ErrorList {
+func (r *LabelSelectorRequirement) validate(path *field.Path) field.ErrorList {
 	errs := labelKeyFormat.validate(path.Child("key"), r.Key)
 	values := path.Child("values")
 	switch r.Operator {
@@ -229,6 +232,9 @@ func validatePools(path *field.Path, pools []CiliumNetworkDriverDevicePoolConfig
 		}
 		seen[pool.PoolName] = true
 		errs = append(errs, domainFormat.validate(name, pool.PoolName)...)
+		if !slices.Contains(claimParameters, pool.Claims) {
+			errs = append(errs, field.NotSupported(path.Index(i).Child("claims"), pool.Claims, claimParameters))
+		}
 
 		if pool.Filter == nil {
 			continue

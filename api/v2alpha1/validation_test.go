@@ -6,6 +6,8 @@ package v2alpha1_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -106,11 +108,78 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// TestValidateNetwork checks the same for networks.
+func TestValidateNetwork(t *testing.T) {
+	server := newServer(t, v2alpha1.NetworkKind)
+	for _, test := range speccases.Networks {
+		t.Run(test.Name, func(t *testing.T) {
+			object := decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec")
+			if test.GoOnly {
+				require.Empty(t, server.admit(t, object))
+			} else {
+				requireRefused(t, server.admit(t, object), "", test.Field)
+			}
+			if test.SchemaOnly {
+				return
+			}
+			network := &v2alpha1.CiliumNetworkDriverNetwork{}
+			convert(t, object, network)
+			requireRefused(t, fieldErrors(t, network.Validate()), "", test.Field)
+		})
+	}
+}
+
+// TestAddresses checks that the schema takes an address under its own name only,
+// which is the one that AddressName gives.
+func TestAddresses(t *testing.T) {
+	server := newServer(t, v2alpha1.AddressKind)
+	for _, test := range speccases.Addresses {
+		t.Run(test.Name, func(t *testing.T) {
+			object := decode(t, v2alpha1.AddressKind, test.Node(), test.Address(), "spec")
+			requireRefused(t, server.admit(t, object), "", test.Field)
+			if test.Field != "" {
+				return
+			}
+			address := &v2alpha1.CiliumNetworkDriverAddress{}
+			convert(t, object, address)
+			require.Equal(t, address.Name, v2alpha1.AddressName(address.Spec.Network, netip.MustParseAddr(address.Spec.Address)))
+		})
+	}
+	for addr, block := range map[string]string{
+		"192.0.2.255": "192.0.2.0", "2001:db8::ff": "2001-0db8-0000-0000-0000-0000-0000-0000", "2001:db8::1:100": "2001-0db8-0000-0000-0000-0000-0001-0100",
+	} {
+		require.Equal(t, block, v2alpha1.AddressBlock(netip.MustParseAddr(addr)))
+	}
+}
+
+// TestSubnetAddresses counts what is given out.
+func TestSubnetAddresses(t *testing.T) {
+	for _, test := range []struct {
+		subnet v2alpha1.NetworkSubnet
+		count  int64
+		some   string
+	}{
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24"}, 254, "192.0.2.1"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24", Gateway: "192.0.2.1", Exclude: []string{"192.0.2.2", "192.0.2.128/25"}}, 125, "192.0.2.3"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/31"}, 2, "192.0.2.0"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/30"}, 2, "192.0.2.1"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.7/32"}, 1, "192.0.2.7"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24", Ranges: []v2alpha1.AddressRange{{From: "192.0.2.0", To: "192.0.2.9"}, {From: "192.0.2.5", To: "192.0.2.19"}}}, 20, "192.0.2.0"},
+		{v2alpha1.NetworkSubnet{CIDR: "2001:db8::/120"}, 255, "2001:db8::1"},
+		{v2alpha1.NetworkSubnet{CIDR: "2001:db8::/64"}, math.MaxInt64, "2001:db8::1"},
+	} {
+		set, err := test.subnet.Addresses()
+		require.NoError(t, err)
+		require.Equal(t, test.count, v2alpha1.CountAddresses(set), "%+v", test.subnet)
+		require.Equal(t, test.some, set.Ranges()[0].From().String(), "%+v", test.subnet)
+	}
+}
+
 // TestRulesOnOldestServer compiles the rules as Kubernetes 1.34 does, the oldest
 // that the driver works with: a new rule may use what 1.33 has.
 func TestRulesOnOldestServer(t *testing.T) {
 	env := environment.MustBaseEnvSet(version.MajorMinor(1, 33))
-	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind, v2alpha1.NetworkKind, v2alpha1.AddressKind} {
 		requireRulesCompile(t, env, newServer(t, kind).structural, kind, true)
 	}
 }
@@ -156,7 +225,17 @@ func TestMessages(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind} {
+	for _, test := range speccases.Networks {
+		if test.SchemaOnly {
+			continue
+		}
+		network := &v2alpha1.CiliumNetworkDriverNetwork{}
+		convert(t, decode(t, v2alpha1.NetworkKind, test.Node(), test.YAML, "spec"), network)
+		for _, err := range fieldErrors(t, network.Validate()) {
+			said = append(said, err.Detail)
+		}
+	}
+	for _, kind := range []string{v2alpha1.NodeConfigKind, v2alpha1.ClusterConfigKind, v2alpha1.NetworkKind} {
 		messages := ruleMessages(newServer(t, kind).structural)
 		require.NotEmpty(t, messages)
 		for _, message := range messages {
@@ -195,7 +274,7 @@ func TestValidateSelector(t *testing.T) {
 			convert(t, object, config)
 			requireRefused(t, fieldErrors(t, config.Validate()), "spec.nodeSelector", test.Field)
 			if test.Field == "" {
-				_, err := metav1.LabelSelectorAsSelector(config.Spec.NodeSelector.LabelSelector())
+				_, err := metav1.LabelSelectorAsSelector(config.Spec.NodeSelector.AsLabelSelector())
 				require.NoError(t, err)
 			}
 		})
@@ -204,10 +283,10 @@ func TestValidateSelector(t *testing.T) {
 	config := &v2alpha1.CiliumNetworkDriverClusterConfig{}
 	config.Spec.Spec.Default()
 	require.NoError(t, config.Validate(), "no selector")
-	require.Nil(t, config.Spec.NodeSelector.LabelSelector())
+	require.Nil(t, config.Spec.NodeSelector.AsLabelSelector())
 
 	// A rule of the schema cannot afford to look at the keys of a map.
-	config.Spec.NodeSelector = &v2alpha1.NodeSelector{MatchLabels: map[string]v2alpha1.LabelValue{"a b": ""}}
+	config.Spec.NodeSelector = &v2alpha1.LabelSelector{MatchLabels: map[string]v2alpha1.LabelValue{"a b": ""}}
 	require.ErrorContains(t, config.Validate(), `spec.nodeSelector.matchLabels: Invalid value: "a b": must be a label key`)
 }
 
@@ -330,7 +409,7 @@ func requireRefused(t *testing.T, errs field.ErrorList, prefix, wanted string) {
 		return
 	}
 	require.NotEmpty(t, errs, "nothing refused, wanted an error at %s", wanted)
-	wanted = fmt.Sprintf("%s.%s", prefix, wanted)
+	wanted = strings.TrimPrefix(fmt.Sprintf("%s.%s", prefix, wanted), ".")
 	for _, err := range errs {
 		require.True(t, strings.HasPrefix(err.Field, wanted), "%v is not about %s", err, wanted)
 	}

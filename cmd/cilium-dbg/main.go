@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/cilium/hive/shell"
@@ -141,7 +142,7 @@ func printJSON(w io.Writer, raw json.RawMessage) error {
 
 func printDevices(w io.Writer, devices []debugapi.Device) error {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "DEVICE\tMANAGER\tPOOL\tCLAIM\tPOD\tINTERFACE\tVLAN\tSTATE")
+	fmt.Fprintln(table, "DEVICE\tMANAGER\tPOOL\tCLAIM\tPOD\tINTERFACE\tVLAN\tNETWORK\tADDRESSES\tSTATE")
 	for _, d := range devices {
 		vlan, state := "", d.State
 		if d.VLAN != 0 {
@@ -150,8 +151,8 @@ func printDevices(w io.Writer, devices []debugapi.Device) error {
 		if d.Reason != "" {
 			state += ": " + d.Reason
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
-			dash(d.Interface), dash(vlan), state)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
+			dash(d.Interface), dash(vlan), dash(d.Network), dash(strings.Join(d.Addresses, ",")), state)
 	}
 	return table.Flush()
 }

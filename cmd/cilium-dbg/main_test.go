@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -66,6 +67,8 @@ func startAgent(t *testing.T, socket string) *health.Checks {
 					Config:     types.DeviceConfig{PodIfName: "sriov0", Vlan: &vlan},
 					Attachment: &types.Attachment{SandboxID: "s", NetNS: "/run/netns/x", IfName: "sriov0"}},
 				{DeviceName: "0000-03-00-2", PodUID: "pod-2", ClaimUID: "claim-2", ClaimName: "old", PodName: "gone",
+					Config: types.DeviceConfig{Network: "storage", Joined: &types.Network{VLAN: 1002,
+						Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24"), netip.MustParsePrefix("2001:db8::7/64")}}},
 					Error: "the PF is busy"},
 				{DeviceName: "0000-03-00-9", PodUID: "pod-3", ClaimUID: "claim-3", ClaimName: "lost", PodName: "alone"},
 			} {
@@ -144,12 +147,12 @@ func TestAgainstAgent(t *testing.T) {
 
 	out, err = dbg(t, "--socket-path", socket, "networkdriver")
 	require.NoError(t, err)
-	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   STATE
-0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   Attached
-0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   -      Failed: the PF is busy
-0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      Free
-0000-03-00-7   sr-iov    -            -              -               -                -      NotOffered: has no driver
-0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      Missing
+	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   NETWORK   ADDRESSES                     STATE
+0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   -         -                             Attached
+0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   1002   storage   192.0.2.7/24,2001:db8::7/64   Failed: the PF is busy
+0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      -         -                             Free
+0000-03-00-7   sr-iov    -            -              -               -                -      -         -                             NotOffered: has no driver
+0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      -         -                             Missing
 `, out)
 	out, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "json")
 	require.NoError(t, err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Command cilium-operator makes the network driver's node configs from cluster configs. Two replicas are the norm, of
+// Command cilium-operator makes the network driver's node configs from cluster configs, and looks after networks. Two replicas are the norm, of
 // which one works.
 package main
 
@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/config"
+	"github.com/cilium/networkdriver/operator/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/debugapi"
 	"github.com/cilium/networkdriver/pkg/health"
@@ -25,6 +26,7 @@ func main() {
 	cmd := program.Command("cilium-operator", "The network driver's operator, for the whole cluster",
 		infrastructure,
 		config.Cell,
+		networks.Cell,
 	)
 	if err := cmd.Execute(); err != nil {
 		os.Exit(1)

@@ -24,6 +24,9 @@ type Device struct {
 	// Interface is the name in the pod while the device is attached, else the name on the host.
 	Interface string `json:"interface,omitempty"`
 	VLAN      int    `json:"vlan,omitempty"`
+	// Network is the network that the claim joined, and Addresses are what that gave the device, with prefix length.
+	Network   string   `json:"network,omitempty"`
+	Addresses []string `json:"addresses,omitempty"`
 	// State is Free, Prepared, Attached, Moved, Releasing, Failed, Missing (prepared, but its manager does not see it) or NotOffered.
 	State string `json:"state"`
 	// Reason says why, for Failed and NotOffered.
@@ -44,6 +47,12 @@ func Devices(db *statedb.DB) []Device {
 		d := Device{
 			Device: row.DeviceName, Manager: row.Manager.String(), Pool: row.Pool, Claim: row.Claim(),
 			Pod: row.ClaimNamespace + "/" + row.PodName, VLAN: row.Config.VLAN(), State: row.State(), Reason: row.Error,
+		}
+		if n := row.Config.Joined; n != nil {
+			d.Network = row.Config.Network
+			for _, a := range n.Addresses {
+				d.Addresses = append(d.Addresses, a.String())
+			}
 		}
 		known, ok := inventoried[row.DeviceName]
 		switch {

@@ -18,6 +18,7 @@ type Config struct {
 	EnableCiliumNetworkDriver bool
 	NodeName                  string
 	SysfsPath                 string
+	NetSysctlPath             string
 	KubeletRootDir            string
 	NRISocketPath             string
 	NRIPluginIndex            string
@@ -34,6 +35,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Bool("enable-cilium-network-driver", c.EnableCiliumNetworkDriver, "Alias of --enable-network-driver")
 	flags.String("node-name", c.NodeName, "Name of the Kubernetes node (default $K8S_NODE_NAME, else the host name)")
 	flags.String("sysfs-path", c.SysfsPath, "Where the host's sysfs is mounted (default /host/sys when it is there, else /sys)")
+	flags.String("net-sysctl-path", c.NetSysctlPath, "A writable mount of /proc/sys/net (default /host/proc/sys/net when it is there, else /proc/sys/net)")
 	flags.String("kubelet-root-dir", c.KubeletRootDir, "Kubelet's data directory, where plugins register")
 	flags.String("nri-socket-path", c.NRISocketPath, "The container runtime's NRI socket")
 	flags.String("nri-plugin-index", c.NRIPluginIndex, "Two digits that order the driver among the runtime's NRI plugins")
@@ -72,6 +74,12 @@ func (c Config) complete() (Config, error) {
 		c.SysfsPath = "/sys"
 		if _, err := os.Stat("/host/sys/bus/pci"); err == nil {
 			c.SysfsPath = "/host/sys"
+		}
+	}
+	if c.NetSysctlPath == "" {
+		c.NetSysctlPath = "/proc/sys/net"
+		if _, err := os.Stat("/host/proc/sys/net"); err == nil {
+			c.NetSysctlPath = "/host/proc/sys/net"
 		}
 	}
 	return c, nil

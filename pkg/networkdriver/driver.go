@@ -30,6 +30,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
@@ -69,6 +70,7 @@ type driver struct {
 	bootID       string
 	inventory    *inventory.Inventory
 	mover        *podnet.Mover
+	announcer    *podnet.Announcer
 	outside      *attachments.Outside
 	events       *podEvents
 	journal      *journal.Journal
@@ -76,6 +78,7 @@ type driver struct {
 	hooks        *nri.Hooks
 	nri          *nri.Plugin
 	configs      *nodeconfig.Watcher
+	networks     *networks.Client
 	statuses     *nodeconfig.StatusWriter
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
@@ -133,13 +136,18 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	book := journal.New(journal.Params{
 		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
 	})
-	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, Debts: book})
+	mover := podnet.New(p.Logger, podnet.Config{Sysfs: p.Config.SysfsPath, NetSysctls: p.Config.NetSysctlPath, Debts: book})
+	announcer := podnet.NewAnnouncer(p.Logger)
 	events := newPodEvents(p.Clientset, p.Config.NodeName)
-	outside, err := attachments.NewOutside(mover, events)
+	outside, err := attachments.NewOutside(mover, announcer, events)
 	if err != nil {
 		return nil, err
 	}
 	configClient, err := nodeconfig.NewClient(p.RESTConfig)
+	if err != nil {
+		return nil, err
+	}
+	networkClient, err := networks.NewClient(p.RESTConfig, p.Prompt.CoreV1())
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +157,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 
 	d := &driver{
 		Params:       p,
+		networks:     networkClient,
 		parts:        newParts(p.Logger),
 		node:         newOwnNode(p.Logger, p.Clientset.CoreV1().Nodes(), p.Config.NodeName),
 		started:      make(chan struct{}),
@@ -159,6 +168,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		bootID:       boot,
 		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:        mover,
+		announcer:    announcer,
 		outside:      outside,
 		events:       events,
 		journal:      book,

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
@@ -31,6 +32,7 @@ type ownNode struct {
 	mu      sync.Mutex // guards the fields below
 	known   bool
 	ips     []netip.Addr
+	set     labels.Set
 	changed chan struct{} // closed and made anew when one of them changes
 }
 
@@ -72,6 +74,7 @@ func (n *ownNode) update(node *corev1.Node) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.set = node.Labels
 	if n.known && slices.Equal(n.ips, ips) {
 		return
 	}
@@ -94,6 +97,13 @@ func (n *ownNode) assume(ips []netip.Addr) {
 	if !n.known {
 		n.ips = ips
 	}
+}
+
+// labels returns the Node's present labels.
+func (n *ownNode) labels() labels.Set {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.set
 }
 
 // wait returns once the Node is known, or the context has ended.

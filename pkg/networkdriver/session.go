@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -25,6 +26,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
@@ -59,6 +61,8 @@ var rooms = []room{
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
 	{"quarantine", (*session).judge, false},
+	{"addresses", (*session).keepAddresses, true},
+	{"announce", func(s *session, ctx context.Context, _ cell.Health) error { return s.announcer.Run(ctx) }, false},
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
@@ -112,7 +116,54 @@ type session struct {
 	listPods  func(context.Context) ([]*corev1.Pod, error)
 	restorer  *claims.Restorer
 	// warnNode makes an event about the node.
-	warnNode func(reason, message string)
+	warnNode  func(reason, message string)
+	announcer *podnet.Announcer
+	pools     poolRules
+	keeper    *networks.Keeper
+}
+
+// held returns the devices that the journal has, without what their managers know of them.
+func (s *session) held() []*tables.DRAAllocation {
+	var rows []*tables.DRAAllocation
+	for _, e := range s.journal.Entries() {
+		rows = append(rows, e.Row(nil))
+	}
+	return rows
+}
+
+// keepAddresses gives back addresses that no device has, once it is known what the devices are.
+func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
+	_, restored := s.allocations.Initialized(s.db.ReadTxn())
+	if !wait(ctx, restored) {
+		return nil
+	}
+	return s.keeper.Run(ctx)
+}
+
+// poolRules are what the configured pools let claims ask for.
+type poolRules struct {
+	// claims are the pools' claims fields by the pools' names, replaced as a whole.
+	claims atomic.Pointer[map[string]string]
+}
+
+var _ claims.Pools = (*poolRules)(nil)
+
+func (r *poolRules) set(pools []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	rules := make(map[string]string, len(pools))
+	for _, p := range pools {
+		rules[p.PoolName] = p.Claims
+	}
+	r.claims.Store(&rules)
+}
+
+// ClaimParameters implements [claims.Pools].
+func (r *poolRules) ClaimParameters(pool string) (string, bool) {
+	rules := r.claims.Load()
+	if rules == nil {
+		return "", false
+	}
+	rule, ok := (*rules)[pool]
+	return rule, ok
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -126,7 +177,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		applied:  d.applied, addresses: d.node.addresses,
 		warnNode: d.events.warnNode,
 		room:     d.room,
-		mover:    d.mover,
+		mover:    d.mover, announcer: d.announcer,
 		listPods: d.listPods,
 	}
 	s.markCompared = sync.OnceFunc(func() { close(s.compared) })
@@ -142,9 +193,13 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Hook: d.Config.GateHookPath, Places: filepath.Join(d.Config.JournalDir, placesDir),
 	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
+	resolver := networks.NewResolver(d.networks, d.node.labels)
+	s.keeper = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
+	d.outside.Addresses = s.keeper
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
+		Networks: resolver, Pools: &s.pools,
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
@@ -175,7 +230,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Addresses: s.keeper,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
 			for i, row := range rows {
@@ -209,6 +264,7 @@ func (s *session) configure(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) {
 	if spec == nil {
 		spec = &v2alpha1.CiliumNetworkDriverNodeConfigSpec{}
 	}
+	s.pools.set(spec.Pools)
 	s.kubelet.SetPools(spec.Pools)
 	s.configs.set(spec.DeviceManagerConfigs)
 }

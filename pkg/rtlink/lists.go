@@ -4,9 +4,11 @@
 package rtlink
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Addrs returns the addresses of the link with the index, or with 0 of all links, in the kernel's order: the first IPv4
@@ -49,6 +51,36 @@ func (c *Conn) AddAddr(index int, addr *netlink.Addr) error {
 		return err
 	}
 	return h.AddrAdd(byIndex(index), addr)
+}
+
+// AddRoute adds a route. The error wraps EEXIST when there is one to its destination of its metric in its table.
+func (c *Conn) AddRoute(route *netlink.Route) error {
+	h, err := c.library()
+	if err != nil {
+		return err
+	}
+	return h.RouteAdd(route)
+}
+
+// AddRule adds a rule that chooses a routing table. The error wraps EEXIST when it is there.
+func (c *Conn) AddRule(rule *netlink.Rule) error {
+	h, err := c.library()
+	if err != nil {
+		return err
+	}
+	return h.RuleAdd(rule)
+}
+
+// DeleteRule removes a rule. One that is gone is no error.
+func (c *Conn) DeleteRule(rule *netlink.Rule) error {
+	h, err := c.library()
+	if err != nil {
+		return err
+	}
+	if err := h.RuleDel(rule); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
 }
 
 // byIndex is what the library takes for a link whose index is known.

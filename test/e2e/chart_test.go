@@ -231,7 +231,7 @@ func (e *T) uninstall() {
 	e.offerOnBoth()
 	e.user("kubectl wait ndnc --all --for=jsonpath='{.status.allocatedDevices}'=0 --timeout=3m")
 	out := e.user("helm uninstall network-driver -n kube-system --wait --timeout=3m")
-	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io"} {
+	for _, name := range []string{"ciliumnetworkdrivernodeconfigs.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnetworkdrivernetworks.cilium.io", "ciliumnetworkdriveraddresses.cilium.io"} {
 		require.Contains(e, out, name, "it is said to stay")
 	}
 	// The CRD of CiliumNodes is made once, where there is none, and belongs to no release after the first.

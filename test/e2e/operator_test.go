@@ -33,7 +33,7 @@ func TestClusterConfig(t *testing.T) {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.ClusterConfigKind},
 		ObjectMeta: metav1.ObjectMeta{Name: e.className("fabric")},
 		Spec: v2alpha1.CiliumNetworkDriverClusterConfigSpec{
-			NodeSelector: &v2alpha1.NodeSelector{MatchLabels: map[string]v2alpha1.LabelValue{corev1.LabelHostname: v2alpha1.LabelValue(n.Name())}},
+			NodeSelector: &v2alpha1.LabelSelector{MatchLabels: map[string]v2alpha1.LabelValue{corev1.LabelHostname: v2alpha1.LabelValue(n.Name())}},
 			Spec:         spec,
 		},
 	}

@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -28,10 +29,12 @@ type privilege struct {
 	// journal says that nothing but the next agent misses it: without it the journal is in the agent's own volume, where the
 	// agent cannot tell, and not on the node.
 	journal bool
+	// template is that of the pod's claim, if it is not the one with a VLAN.
+	template string
 }
 
-// privileges are all that the chart gives the agent, but for SYS_PTRACE and the host's process ids, without which it
-// does not find a namespace that only a process of another user holds: the chart's TestCapabilities has that.
+// privileges are all that the chart gives the agent, but for NET_RAW, SYS_PTRACE and the host's process ids: without the latter it
+// does not find a namespace that only a process of another user holds; the chart's TestCapabilities has these.
 var privileges = []privilege{
 	{name: "kube-api-access", drop: mount("kube-api-access"), log: `serviceaccount/token: no such file`},
 	{name: "config", drop: mount("config"), log: `/etc/cilium-network-driver.*no such file`},
@@ -46,6 +49,7 @@ var privileges = []privilege{
 	{name: "sys-devices", drop: mount("sys-devices"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
 	{name: "sys-class-net", drop: mount("sys-class-net"), log: `PF ens1f0: the node has no interface of this name`},
+	{name: "proc-sys-net", drop: mount("proc-sys-net"), pod: `take no router advertisements: .*read-only file system`, template: "storage"},
 	{name: "host-network", drop: func(s *corev1.PodSpec) { s.HostNetwork = false }, pod: `set up VF .*: no such device`},
 	{name: "root", drop: func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = ptr.To[int64](65532) }, log: `needed is a directory of user 65532`},
 	{name: "net-admin", drop: capability("NET_ADMIN"), pod: `operation not permitted`},
@@ -70,6 +74,8 @@ func capability(name corev1.Capability) func(*corev1.PodSpec) {
 // dropPrivileges runs the agent of the chart without each of its privileges in turn, so that none is there without need.
 func (e *T) dropPrivileges() {
 	e.offerOnBoth()
+	e.user("kubectl apply -f examples/networks.yaml")
+	e.atEnd(func() { e.user("kubectl delete -f examples/networks.yaml --ignore-not-found") })
 	set, err := e.Client.AppsV1().DaemonSets("kube-system").Get(e.ctx, "cilium-network-driver", metav1.GetOptions{})
 	require.NoError(e, err)
 	template := set.Spec.Template
@@ -135,7 +141,7 @@ func (e *T) runWithout(p privilege, template corev1.PodTemplateSpec) {
 	user := "without-" + p.name
 	object := e.podObject(user, e.node.Name())
 	object.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1)
-	object.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: ptr.To("sriov-vlan1001")}}
+	object.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimTemplateName: ptr.To(cmp.Or(p.template, "sriov-vlan1001"))}}
 	object.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
 	_, err = e.Client.CoreV1().Pods(e.ns).Create(e.ctx, object, metav1.CreateOptions{})
 	require.NoError(e, err)

@@ -98,7 +98,7 @@ func (s *sim) startAgent() {
 	a.hooks = nri.NewHooks(s.mutant.pods(a.room), log)
 	a.preparer = claims.NewPreparer(claims.Params{
 		Logger: log, DB: a.db, Devices: a.devices, Allocations: a.allocations, Room: a.room,
-		DriverName: driverName, NodeName: nodeName, Sandboxes: a.hooks,
+		DriverName: driverName, NodeName: nodeName, Sandboxes: a.hooks, Pools: &world{agent: a},
 	})
 	a.handOver = claims.NewHandOver(log, a.preparer, a.client, &world{agent: a})
 	patient := a.client

@@ -15,6 +15,7 @@ import (
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
@@ -63,9 +64,9 @@ func (w *world) ask(ctx context.Context, what string, ready func() bool, work fu
 	return err
 }
 
-func (w *world) Attach(ctx context.Context, netns string, dev types.Device, podIfName string) (found *types.Attachment, err error) {
+func (w *world) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (found *types.Attachment, err error) {
 	err = w.ask(ctx, "attach "+dev.IfName()+" to "+netns, nil, func() (err error) {
-		found, err = w.sim.kernel.attach(netns, dev, podIfName)
+		found, err = w.sim.kernel.attach(netns, dev, config.PodIfName)
 		return err
 	})
 	return found, err
@@ -75,6 +76,15 @@ func (w *world) Detach(ctx context.Context, netns string, dev types.Device) erro
 	return w.ask(ctx, "detach "+dev.IfName(), func() bool { return w.sim.kernel.vf(dev.IfName()).netns != limbo }, func() error {
 		return w.sim.kernel.detach(dev)
 	})
+}
+
+// Networks are not simulated: no claim names one.
+func (w *world) Tidy(string, types.DeviceConfig) error          { return nil }
+func (w *world) Announce(*types.Attachment, types.DeviceConfig) {}
+func (w *world) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *world) ClaimParameters(string) (string, bool)          { return v2alpha1.ClaimsAny, true }
+func (w *world) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
 }
 
 func (w *world) Where(ctx context.Context, netns string, dev types.Device) (seen podnet.Sighting, err error) {

@@ -203,7 +203,7 @@ func (c *cluster) testCiliumNodes(t *testing.T) {
 	makes := func() bool {
 		return strings.Contains(string(render(t, enabled(), Options{Cluster: c.config}).YAML()), "auto-create-cilium-node-resource")
 	}
-	driver := []string{"ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnetworkdrivernodeconfigs.cilium.io"}
+	driver := []string{"ciliumnetworkdriveraddresses.cilium.io", "ciliumnetworkdriverclusterconfigs.cilium.io", "ciliumnetworkdrivernetworks.cilium.io", "ciliumnetworkdrivernodeconfigs.cilium.io"}
 	require.Equal(t, append(slices.Clone(driver), "ciliumnodes.cilium.io"), crds(map[string]any{}), "the cluster has none")
 	require.True(t, makes())
 	require.Equal(t, driver, crds(map[string]any{"operator": map[string]any{"enabled": false}}), "nobody would read CiliumNodes")

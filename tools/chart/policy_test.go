@@ -6,6 +6,7 @@ package chart
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,6 +63,16 @@ func createSlice(t *testing.T, client dynamic.Interface, name, node string, dryR
 	_, err := client.Resource(sliceResource).Create(t.Context(),
 		slice(t, name, v2alpha1.DefaultDriverName, node+"/a-pool", "nodeName: "+node), metav1.CreateOptions{DryRun: dryRun})
 	return err
+}
+
+// address is an address of a device of the node.
+func address(t *testing.T, node string) *unstructured.Unstructured {
+	return object(t, `
+apiVersion: cilium.io/v2alpha1
+kind: CiliumNetworkDriverAddress
+metadata: {name: storage.192.0.2.10}
+spec: {network: storage, address: 192.0.2.10, node: %s, namespace: default, claim: {name: c, uid: u}, pod: {name: p, uid: v}, request: net, device: vf1}
+`, node)
 }
 
 // claim makes a claim that is allotted on a node, with devices of two drivers.
@@ -170,6 +181,12 @@ func (c *cluster) testPolicies(t *testing.T) {
 		require.NoError(t, slices.Delete(t.Context(), "own", metav1.DeleteOptions{}))
 		require.NoError(t, patchStatus(t, agent, "worker1"))
 		require.NoError(t, createCiliumNode(t, agent, "worker1"))
+		addresses := v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)
+		_, err = agent.Resource(addresses).Create(t.Context(), address(t, "worker1"), metav1.CreateOptions{})
+		require.NoError(t, err)
+		require.NoError(t, agent.Resource(addresses).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{}))
+		_, err = c.objects.Resource(addresses).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{})
+		require.NoError(t, err)
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
 		require.NoError(t, applyDevices(t, agent, own, "[]"), "and back")
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
@@ -292,6 +309,19 @@ func (c *cluster) testPolicies(t *testing.T) {
 			func() error { return createCiliumNode(t, agent, "worker2", dryRun...) },
 			"may not write the CiliumNode of node worker2",
 		},
+		"address of another node": {
+			func() error {
+				_, err := agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{DryRun: dryRun})
+				return err
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"delete an address of another node": {
+			func() error {
+				return agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{DryRun: dryRun})
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
 		"claim of another node": {
 			func() error {
 				return applyDevices(t, agent, foreign, "[{driver: networkdriver.cilium.io, pool: worker2/a-pool, device: vf1}]", dryRun...)
@@ -365,6 +395,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"podIfName": ""}`, `{"podIfName": "0123456789abcdef"}`, `{"podIfName": "ääääääää"}`, `{"podIfName": "."}`, `{"podIfName": ".."}`,
 		`{"podIfName": "lo"}`, `{"podIfName": "eth0"}`, `{"podIfName": "all"}`, `{"podIfName": "default"}`,
 		`{"podIfName": "a/b"}`, `{"podIfName": "a:b"}`, `{"podIfName": "a%b"}`, `{"podIfName": "a b"}`, `{"vlan": 5, "podIfName": "a/b"}`,
+		`{"network": 5}`, `{"network": null}`, `{"network": ""}`, `{"network": "a.b"}`, `{"network": "A"}`, `{"network": "-a"}`,
+		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
 	} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong, parameters)
@@ -376,6 +408,7 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 	}
 	for _, parameters := range []string{
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
+		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
 	} {
 		_, err := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.NoError(t, err, parameters)

@@ -23,10 +23,11 @@ func TestCapabilities(t *testing.T) {
 	testenv.Privileged(t)
 	const (
 		move = "TestRepeatedAttachAndDetachChangeNothing"
+		tell = "TestSendAnnouncement"
 		find = "TestNamespaceOfAnotherUsersProcess"
 	)
 	programs := map[string]string{}
-	for test, pkg := range map[string]string{move: "networkdriver/podnet", find: "netnamespace"} {
+	for test, pkg := range map[string]string{move: "networkdriver/podnet", tell: "networkdriver/podnet", find: "netnamespace"} {
 		programs[test] = filepath.Join(t.TempDir(), test)
 		build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", programs[test], "./pkg/"+pkg)
 		build.Dir = "../.." // the packages' tests require what their module does
@@ -49,7 +50,7 @@ func TestCapabilities(t *testing.T) {
 		return err == nil, string(out)
 	}
 	all := agentCapabilities(t)
-	needs := map[string]string{"NET_ADMIN": move, "SYS_ADMIN": move, "SYS_PTRACE": find}
+	needs := map[string]string{"NET_ADMIN": move, "NET_RAW": tell, "SYS_ADMIN": move, "SYS_PTRACE": find}
 	require.Len(t, needs, len(all), "a test for each capability")
 	for _, name := range all {
 		test := needs[name]

@@ -61,7 +61,7 @@ func TestCRDs(t *testing.T) {
 	source := os.DirFS("../../api/crds")
 	names, err := fs.Glob(source, "*.yaml")
 	require.NoError(t, err)
-	require.Len(t, names, 2)
+	require.Len(t, names, 4)
 	rendered := map[string]*unstructured.Unstructured{}
 	for _, object := range objects(t, render(t, enabled(), Options{}).YAML()) {
 		if object.GetKind() == "CustomResourceDefinition" {

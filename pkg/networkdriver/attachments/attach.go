@@ -100,6 +100,7 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 		return fmt.Errorf("%s: the claim was unprepared meanwhile", describe(lost[0].row))
 	}
 	for _, m := range moves {
+		r.world.Announce(m.now.Attachment, m.now.Config)
 		r.log.Info("Device attached to its pod", "device", m.row.DeviceName, "claim", m.row.Claim(), "pod", s.Pod(),
 			"sandbox", s.ID, "interface", m.now.Attachment.IfName)
 	}
@@ -132,12 +133,12 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 		m.now.Attachment = s.holds(&types.Attachment{})
 		return
 	}
-	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
+	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
 	if errors.Is(err, podnet.ErrLinkGone) {
 		if m.err = r.recover(ctx, m); m.err != nil {
 			return
 		}
-		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config.PodIfName)
+		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
 	}
 	if err != nil {
 		m.err = err
@@ -255,6 +256,10 @@ func (r *Room) detach(ctx context.Context, netns string, row *tables.DRAAllocati
 	defer func() { r.metrics.observe("detach", r.world.Now().Sub(start), err) }()
 	if err := r.world.Detach(ctx, netns, dev); err != nil && !errors.Is(err, podnet.ErrLinkGone) {
 		return err
+	}
+	if err := r.world.Tidy(netns, row.Config); err != nil {
+		// What is left leads nowhere, and does not keep the device from the next pod.
+		r.log.Warn("Rules of a device are left in the pod that it has left", "device", row.DeviceName, "pod", row.Pod(), "error", err)
 	}
 	return nil
 }

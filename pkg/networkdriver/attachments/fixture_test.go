@@ -147,7 +147,7 @@ func (w *fakeWorld) hold(call string) (release func()) {
 	}
 }
 
-func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
+func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := w.enter("attach " + dev.IfName()); err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, po
 		return nil, podnet.ErrLinkGone
 	}
 	w.place[dev.Link()] = netns
-	return &types.Attachment{IfName: podIfName, IfIndex: 2, MAC: "02:00:00:00:00:01"}, nil
+	return &types.Attachment{IfName: config.PodIfName, IfIndex: 2, MAC: "02:00:00:00:00:01"}, nil
 }
 
 func (w *fakeWorld) Detach(_ context.Context, _ string, dev types.Device) error {
@@ -356,3 +356,10 @@ func newSandbox(pod kubetypes.UID, id string) Sandbox {
 
 // waited is closed after so many ticks, for what must not happen.
 func waited(ticks int) <-chan time.Time { return time.After(time.Duration(ticks) * tick) }
+
+func (w *fakeWorld) Tidy(string, types.DeviceConfig) error { return nil }
+func (w *fakeWorld) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *fakeWorld) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
 
@@ -68,11 +69,17 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	if err := r.world.Note(row, false); err != nil {
 		return nil, err
 	}
-	crashpoint.Here(crashpoint.SetupBefore)
-	prepared, err := r.world.Setup(ctx, row.PreparedDevice, row.Config)
-	crashpoint.Here(crashpoint.SetupAfter)
+	taken, err := r.world.Take(ctx, row, func(row *tables.DRAAllocation) error { return r.world.Note(row, false) })
+	var prepared types.Device
+	if err == nil {
+		row = taken
+		crashpoint.Here(crashpoint.SetupBefore)
+		prepared, err = r.world.Setup(ctx, row.PreparedDevice, row.Config)
+		crashpoint.Here(crashpoint.SetupAfter)
+	}
 	if err != nil {
 		if !r.has(row) {
+			r.world.Return(context.WithoutCancel(ctx), row)
 			err = errors.Join(err, r.world.Forget(row))
 		}
 		return nil, err
@@ -123,6 +130,7 @@ func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) err
 		return err
 	}
 	crashpoint.Here(crashpoint.FreeAfter)
+	r.world.Return(ctx, row)
 	err := r.world.Forget(row)
 	crashpoint.Here(crashpoint.Forgotten)
 	return err

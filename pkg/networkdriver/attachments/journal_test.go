@@ -211,8 +211,8 @@ type life struct {
 	*journal.Journal
 }
 
-func (l life) Attach(_ context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
-	return &types.Attachment{IfName: podIfName}, l.step(func() error { l.place[dev.IfName()] = netns; return nil })
+func (l life) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	return &types.Attachment{IfName: config.PodIfName}, l.step(func() error { l.place[dev.IfName()] = netns; return nil })
 }
 
 func (l life) Detach(_ context.Context, _ string, dev types.Device) error {
@@ -421,3 +421,10 @@ func (n *node) live(t *testing.T, room *Room, vlan int) (killed bool) {
 	claim.Unlock()
 	return false
 }
+
+func (l life) Tidy(string, types.DeviceConfig) error { return nil }
+func (l life) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (l life) Return(context.Context, *tables.DRAAllocation)  {}
+func (l life) Announce(*types.Attachment, types.DeviceConfig) {}

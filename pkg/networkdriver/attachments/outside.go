@@ -23,12 +23,15 @@ var errHostNetwork = errors.New("the pod runs on the host network, where a devic
 // Outside is the real [World].
 type Outside struct {
 	*podnet.Mover
+	*podnet.Announcer
 	// StatusWriter is set before the room is used: it goes by the driver's name, which the node config says.
 	StatusWriter
 	// Gate and ClaimReader go by the driver's name too.
 	Gate
 	ClaimReader
 	Events
+	// Addresses go by the journal.
+	Addresses
 	// Journal is set before the room is used, and Checkers, the device managers that check their devices, too.
 	Journal
 	Checkers  map[types.DeviceManagerType]types.Checker
@@ -39,12 +42,12 @@ var _ World = (*Outside)(nil)
 
 // NewOutside takes the namespace of the process for the host's. It is asked for once, since a thread may be in a pod's
 // namespace later on.
-func NewOutside(mover *podnet.Mover, events Events) (*Outside, error) {
+func NewOutside(mover *podnet.Mover, announcer *podnet.Announcer, events Events) (*Outside, error) {
 	host, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("look up the host's network namespace: %w", err)
 	}
-	return &Outside{Mover: mover, Events: events, hostNetNS: host}, nil
+	return &Outside{Mover: mover, Announcer: announcer, Events: events, hostNetNS: host}, nil
 }
 
 // CheckNetNS implements [World].

@@ -13,7 +13,7 @@ import (
 
 // ATT-14
 func TestCheckNetNS(t *testing.T) {
-	o, err := NewOutside(nil, nil)
+	o, err := NewOutside(nil, nil, nil)
 	require.NoError(t, err)
 	other := filepath.Join(t.TempDir(), "netns")
 	require.ErrorContains(t, o.CheckNetNS(other), "network namespace "+other+" of the pod is gone")

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -138,6 +139,11 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		if seen, err = r.world.Where(ctx, s.NetNS, dev); err != nil {
 			return false, err
 		}
+		if seen.Place == podnet.InPod && m.row.Attachment == nil && !s.Populated && len(addressesOf(m.row)) > 0 {
+			// The agent may have ended before the link had its addresses.
+			looked = true
+			continue
+		}
 		if seen.Place == podnet.InPod {
 			again := attachedTo(m.row, s.ID) && m.row.Attachment.Again
 			m.now.Attachment = s.holds(seen.Attachment)
@@ -163,6 +169,14 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
 	return false, nil
+}
+
+// addressesOf returns what the row's network gives the device.
+func addressesOf(row *tables.DRAAllocation) []netip.Prefix {
+	if row.Config.Joined == nil {
+		return nil
+	}
+	return row.Config.Joined.Addresses
 }
 
 // handsOn says whether a link that is in a third namespace was moved there from this sandbox, by the pod. It is the sandbox

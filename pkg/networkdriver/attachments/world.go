@@ -35,13 +35,18 @@ func (s Sandbox) Pod() string { return s.PodNamespace + "/" + s.PodName }
 // containers, events and the clock.
 // [Outside] is the real one. No write transaction is open while the room calls it.
 type World interface {
-	// Attach moves the device's link from the host into the namespace, names it podIfName (its host name when empty) and
-	// brings it up. A link that is inside already is no error. When it fails the link is on the host; an error that wraps
+	// Attach moves the device's link from the host into the namespace, gives it the configuration's name (its host name when
+	// that is empty) and MTU, and brings it up. A link that is inside already is no error. When it fails the link is on the host; an error that wraps
 	// [podnet.ErrLinkGone] says that it is neither there nor in the pod.
-	Attach(ctx context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error)
+	Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error)
 	// Detach brings the link home, from the namespace or from wherever the kernel left it. A link that is at home is no
 	// error, neither is an empty path or a namespace that is gone.
 	Detach(ctx context.Context, netns string, dev types.Device) error
+	// Tidy removes from a sandbox that lives on what a link of the configuration leaves behind when it leaves.
+	Tidy(netns string, config types.DeviceConfig) error
+	// Announce tells the neighbours of an attached link which hardware address its network's addresses have now, without
+	// being waited for.
+	Announce(attachment *types.Attachment, config types.DeviceConfig)
 	// Where looks for the link, inside the namespace first.
 	Where(ctx context.Context, netns string, dev types.Device) (podnet.Sighting, error)
 	// CheckNetNS says why the network namespace of a sandbox, which may be empty, is none to attach to.
@@ -61,6 +66,7 @@ type World interface {
 	Events
 	Checker
 	Journal
+	Addresses
 	ClaimReader
 
 	// Now is the time.
@@ -77,6 +83,15 @@ type StatusWriter interface {
 	// Withdraw takes the entries of devices that no longer have a row out of the claim's status, some time later
 	// and without a promise: the claim may be gone. A later Apply for the claim overrules it.
 	Withdraw(claim tables.ClaimRef)
+}
+
+// Addresses are those that networks have for devices.
+type Addresses interface {
+	// Take returns the row with the addresses that its network gives to the device, which then are the device's alone in the
+	// cluster. note makes a choice durable before others can see it. When it fails nothing is taken.
+	Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error)
+	// Return gives the row's addresses back, whose device is free, some time later if it cannot be done at once.
+	Return(ctx context.Context, row *tables.DRAAllocation)
 }
 
 // Checker asks the kernel about prepared devices.

@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -114,11 +115,11 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 	}
 	return nil
 }
-func (h *host) Attach(ctx context.Context, netns string, dev types.Device, podIfName string) (*types.Attachment, error) {
+func (h *host) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := h.enter(ctx, "attach "+dev.IfName()+" "+netns); err != nil {
 		return nil, err
 	}
-	return &types.Attachment{IfName: podIfName}, nil
+	return &types.Attachment{IfName: config.PodIfName}, nil
 }
 func (h *host) Where(context.Context, string, types.Device) (podnet.Sighting, error) {
 	return podnet.Sighting{}, errors.New("not expected")
@@ -354,6 +355,36 @@ type fixture struct {
 	host        *host
 	status      *fakeStatus
 	world       *fakeWorld
+	networks    *fakeNetworks
+}
+
+// fakeNetworks are networks that every claim may join, and pools that let claims ask for anything where no rule is set.
+type fakeNetworks struct {
+	rules    map[string]string
+	networks map[string]*types.Network
+	queries  []networks.Query
+}
+
+func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
+	rule, ok := n.rules[pool]
+	if !ok {
+		rule = v2alpha1.ClaimsAny
+	}
+	return rule, rule != ""
+}
+
+func (n *fakeNetworks) Holds(context.Context, *tables.DRAAllocation) error { return nil }
+
+func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*types.Network, error) {
+	n.queries = append(n.queries, queries...)
+	var found []*types.Network
+	for _, q := range queries {
+		if n.networks[q.Network] == nil {
+			return nil, fmt.Errorf("network %s: there is none", q.Network)
+		}
+		found = append(found, n.networks[q.Network])
+	}
+	return found, nil
 }
 
 // newFixture makes a node whose inventory has the devices of these names.
@@ -364,7 +395,8 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	require.NoError(t, err)
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
-	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{}}
+	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{},
+		networks: &fakeNetworks{rules: map[string]string{}, networks: map[string]*types.Network{}}}
 	log := slog.New(slog.DiscardHandler)
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)
@@ -372,7 +404,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
-		Sandboxes: f.host,
+		Sandboxes: f.host, Networks: f.networks, Pools: f.networks,
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})
@@ -500,3 +532,10 @@ func config(source resourceapi.AllocationConfigSource, driver, parameters string
 }
 
 func vlan(id int) *int { return &id }
+
+func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
+func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return row, nil
+}
+func (h *host) Return(context.Context, *tables.DRAAllocation)  {}
+func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -25,20 +25,28 @@ const (
 	namesSubrequest
 )
 
-// ResolveConfigs returns what the claim asks of each of its allocation results of the driver, in their order.
+// Asked is what is asked of one device.
+type Asked struct {
+	types.DeviceConfig
+	// ByClaim is what of it the claim asks for itself. The rest is from the device class, which is the administrator's.
+	ByClaim types.DeviceConfig
+}
+
+// ResolveConfigs returns what is asked of each of the claim's allocation results of the driver, in their order.
 //
 // Configurations of device classes come before those of the claim. Within each of the two, one for all requests comes
 // before one for the request, which comes before one for the subrequest; otherwise the order in the allocation
 // counts. A later configuration overrides the parameters that it sets and no others. Entries for other drivers, and
 // those that name none of the driver's requests, are not looked at.
-func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]types.DeviceConfig, error) {
+func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]Asked, error) {
 	results := resultsOf(claim, driver)
 	if len(results) == 0 {
 		return nil, nil
 	}
 	type layer struct {
-		rank int
-		cfg  types.DeviceConfig
+		rank    int
+		byClaim bool
+		cfg     types.DeviceConfig
 	}
 	layers := make([][]layer, len(results))
 	written := claim.Spec.Devices.Config
@@ -67,17 +75,23 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]types.De
 				}
 				parsed = true
 			}
-			layers[i] = append(layers[i], layer{rank: rank + exactness, cfg: cfg})
+			layers[i] = append(layers[i], layer{rank: rank + exactness, byClaim: entry.Source == resourceapi.AllocationConfigSourceClaim, cfg: cfg})
 		}
 	}
-	configs := make([]types.DeviceConfig, len(results))
-	for i := range results {
+	asked := make([]Asked, len(results))
+	for i, result := range results {
 		slices.SortStableFunc(layers[i], func(a, b layer) int { return cmp.Compare(a.rank, b.rank) })
 		for _, l := range layers[i] {
-			configs[i] = configs[i].Override(l.cfg)
+			asked[i].DeviceConfig = asked[i].Override(l.cfg)
+			if l.byClaim {
+				asked[i].ByClaim = asked[i].ByClaim.Override(l.cfg)
+			}
+		}
+		if err := asked[i].CheckTogether(); err != nil {
+			return nil, permanentError{fmt.Errorf("request %q: parameters of the device class and of the claim together: %w", result.Request, err)}
 		}
 	}
-	return configs, nil
+	return asked, nil
 }
 
 // originOf ranks a configuration by where it comes from, and says that in words. A class's configuration without

@@ -82,7 +82,7 @@ func TestResolveConfigs(t *testing.T) {
 		{name: "vlan negative", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":-1}`)},
 			err: `request "net": parameters: vlan: -1 is not in 0..4094`},
 		{name: "unknown field in the class", options: []claimOption{with("net", "a"), fromClass(`{"vlna":100}`)},
-			err: `request "net": parameters from the device class: unknown field "vlna", allowed are podIfName and vlan`},
+			err: `request "net": parameters from the device class: unknown field "vlna", allowed are network, podIfName and vlan`},
 		{name: "wrong type", options: []claimOption{with("x", "x"), with("net", "a"), fromClaim(`{"vlan":"100"}`, "net")},
 			err: `request "net": parameters: vlan: "100" is not a whole number from 0 to 4094`},
 		{name: "no parameters at all", options: []claimOption{with("net", "a"), fromClaim(``)},
@@ -97,7 +97,7 @@ func TestResolveConfigs(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, tt.want, got)
+			require.Equal(t, tt.want, configsOf(got))
 		})
 	}
 	_, err := ResolveConfigs(&resourceapi.ResourceClaim{}, testDriver)
@@ -139,7 +139,35 @@ func TestResolveConfigsWithoutNames(t *testing.T) {
 			}
 			got, err := ResolveConfigs(claim, testDriver)
 			require.NoError(t, err)
-			require.Equal(t, []types.DeviceConfig{tt.want}, got)
+			require.Equal(t, []types.DeviceConfig{tt.want}, configsOf(got))
 		})
+	}
+}
+
+func configsOf(asked []Asked) []types.DeviceConfig {
+	var configs []types.DeviceConfig
+	for _, a := range asked {
+		configs = append(configs, a.DeviceConfig)
+	}
+	return configs
+}
+
+// TestResolveConfigsByClaim tells what the claim asks for from what its class does.
+func TestResolveConfigsByClaim(t *testing.T) {
+	got, err := ResolveConfigs(newClaim("c", with("net", "a"), with("other", "b"),
+		fromClass(`{"network":"storage","podIfName":"class0"}`, "net"), fromClaim(`{"podIfName":"claim0"}`, "net")), testDriver)
+	require.NoError(t, err)
+	require.Equal(t, []Asked{
+		{DeviceConfig: types.DeviceConfig{Network: "storage", PodIfName: "claim0"}, ByClaim: types.DeviceConfig{PodIfName: "claim0"}}, {},
+	}, got)
+
+	for _, options := range [][]claimOption{
+		{fromClass(`{"vlan":0}`), fromClaim(`{"network":"storage"}`)},
+		{fromClaim(`{"vlan":0}`), fromClass(`{"network":"storage"}`)},
+	} {
+		_, err = ResolveConfigs(newClaim("c", append(options, with("net", "a"))...), testDriver)
+		require.EqualError(t, err, `request "net": parameters of the device class and of the claim together: `+
+			`vlan: 0 cannot be asked for together with network storage, which says what the VLAN is; leave one of them out`)
+		require.True(t, IsPermanent(err))
 	}
 }

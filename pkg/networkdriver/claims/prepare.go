@@ -37,6 +37,9 @@ type Params struct {
 	Metrics *Metrics
 	// Sandboxes are those that run on the node.
 	Sandboxes Sandboxes
+	// Networks and Pools say what claims may ask for, and what it means.
+	Networks Networks
+	Pools    Pools
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -110,6 +113,7 @@ type wanted struct {
 	pool    string // as configured
 	name    string
 	config  types.DeviceConfig
+	byClaim types.DeviceConfig    // what of it the claim asks for itself
 	row     *tables.DRAAllocation // of an earlier call for this claim and pod, or nil
 	device  types.Device          // to set up; nil if the row needs nothing more
 	manager types.DeviceManagerType
@@ -127,6 +131,10 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return Result{}, err
 	}
 	stale := matchRows(rows, pod, devices)
+	if err := p.join(ctx, claim, devices); err != nil {
+		return Result{}, err
+	}
+	stale = append(stale, splitChanged(devices)...)
 	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || w.row.Releasing || needsSetup(w.row) }) {
 		return p.resultOf(devices), nil
 	}
@@ -184,7 +192,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		return nil, err
 	}
 	for i, config := range configs {
-		devices[i].config = config
+		devices[i].config, devices[i].byClaim = config.DeviceConfig, config.ByClaim
 	}
 	return devices, nil
 }

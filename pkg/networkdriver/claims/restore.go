@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -55,6 +56,12 @@ type RestorerParams struct {
 	NodeName   string
 	// BootID is the kernel's present boot id. What was set up under another one is gone.
 	BootID string
+	// Networks looks up what a record says of a network, which the claim does not.
+	Networks Networks
+	// Addresses says whether the addresses that a record has are the device's.
+	Addresses interface {
+		Holds(ctx context.Context, row *tables.DRAAllocation) error
+	}
 	// Restored, if it is not nil, is told of all rows before anybody else can see them.
 	Restored func(rows []*tables.DRAAllocation)
 }
@@ -132,7 +139,7 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	var outdated []Ref // claims whose status has to be written anew
 	for _, c := range claims {
 		first := len(rows)
-		proved, upToDate := r.rowsOf(c, journaled)
+		proved, upToDate := r.rowsOf(ctx, c, journaled)
 		for _, row := range proved {
 			key := tables.AllocationKey(row.Pool, row.DeviceName)
 			if other := holders[key]; other != nil {
@@ -334,7 +341,7 @@ func (r *Restorer) drop(ctx context.Context, row *tables.DRAAllocation) error {
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What
 // the journal has to be given back is not among them. upToDate is false when the claim's status has other records than it should.
-func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool) {
+func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool) {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
@@ -380,8 +387,11 @@ func (r *Restorer) rowsOf(c *podClaim, journaled map[string]*tables.DRAAllocatio
 		case errors.As(err, &otherBootError{}):
 			log.Info("Device was prepared before the node was booted; it will be set up again", "device", result.Device)
 			continue
-		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config, configs[i]):
+		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config.Asked(), configs[i].DeviceConfig):
 			err = errors.New("the record's configuration is not what the claim asks for")
+		case err == nil && row.Config.Joined != nil:
+			row.Request = result.Request
+			err = r.proveNetwork(ctx, row, pool)
 		}
 		if err != nil {
 			log.Warn("Record of a device does not count; the device is left to its pod and may require manual cleanup",
@@ -405,6 +415,21 @@ func (r *Restorer) namesJournal(entry *resourceapi.AllocatedDeviceStatus) bool {
 	}
 	record, err := types.DecodeRecord(entry.Data.Raw)
 	return err == nil && record.Journal == r.Journal.ID()
+}
+
+// proveNetwork says why the record's network is not to be believed. That the journal, which is, has no entry happens when
+// somebody has removed it.
+func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation, pool string) error {
+	found, err := r.Networks.Resolve(ctx, []networks.Query{{Network: row.Config.Network, Namespace: row.ClaimNamespace, Pool: pool}})
+	if err != nil {
+		return fmt.Errorf("the record's network cannot be compared: %w", err)
+	}
+	now, recorded := *found[0], *row.Config.Joined
+	now.Offer, recorded.Addresses, recorded.Routes = nil, nil, nil
+	if !reflect.DeepEqual(now, recorded) {
+		return fmt.Errorf("the record has network %s other than it is", row.Config.Network)
+	}
+	return r.Addresses.Holds(ctx, row)
 }
 
 // otherBootError is a record of a device that was set up before the node was booted.

@@ -50,7 +50,7 @@ func newRestored(t testing.TB, api *fakeAPI) *restored {
 		Logger: slog.New(slog.NewTextHandler(r.log, nil)), Room: r.Room, Claims: api,
 		Managers: []types.DeviceManager{fakeManager{r.host}}, Observer: r.observed,
 		Journal:    newJournal(t, t.TempDir(), testDriver),
-		DriverName: testDriver, NodeName: testNode, BootID: testBoot,
+		DriverName: testDriver, NodeName: testNode, BootID: testBoot, Networks: r.networks, Addresses: r.networks,
 	})
 	return r
 }

@@ -71,7 +71,7 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 		return deviceStatus{}, fmt.Errorf("encode the device for its record: %w", err)
 	}
 	record, err := json.Marshal(types.Record{
-		Version: types.RecordVersion,
+		Version: types.RecordVersionOf(row.Config),
 		Manager: row.Manager,
 		PodUID:  row.PodUID,
 		BootID:  bootID,

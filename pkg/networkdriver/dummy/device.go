@@ -109,6 +109,12 @@ func (d *device) Validate(cfg types.DeviceConfig) error {
 	if cfg.Vlan != nil {
 		return errors.New("vlan: a dummy link has no VLAN, leave the parameter out")
 	}
+	if cfg.VLAN() != 0 {
+		return fmt.Errorf("network: %s is VLAN %d, and nothing would hold a dummy link to it", cfg.Network, cfg.VLAN())
+	}
+	if !cfg.Rights().IsZero() {
+		return fmt.Errorf("network: %s has settings for VFs (spec.vf), which a dummy link is not", cfg.Network)
+	}
 	return nil
 }
 

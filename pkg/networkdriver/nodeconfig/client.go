@@ -18,7 +18,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -43,22 +42,11 @@ type Client struct {
 // NewClient returns a client for the API server of config, which is not
 // changed.
 func NewClient(config *rest.Config) (*Client, error) {
-	scheme := runtime.NewScheme()
-	if err := v2alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("node config client: %w", err)
-	}
-	config = rest.CopyConfig(config)
-	config.APIPath = "/apis"
-	config.GroupVersion = &v2alpha1.SchemeGroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	// Custom resources are not served as protobuf.
-	config.ContentType = runtime.ContentTypeJSON
-	config.AcceptContentTypes = runtime.ContentTypeJSON
-	restClient, err := rest.RESTClientFor(config)
+	custom, params, err := client.NewCustom(config)
 	if err != nil {
-		return nil, fmt.Errorf("node config client: %w", err)
+		return nil, fmt.Errorf("node configs: %w", err)
 	}
-	return &Client{rest: restClient, params: runtime.NewParameterCodec(scheme)}, nil
+	return &Client{rest: custom, params: params}, nil
 }
 
 func (c *Client) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

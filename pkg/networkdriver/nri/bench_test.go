@@ -84,7 +84,7 @@ func BenchmarkHooks(b *testing.B) {
 	db := statedb.New()
 	table, err := tables.NewAllocationTable(db)
 	require.NoError(b, err)
-	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), silent{})
+	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), podnet.NewAnnouncer(log), silent{})
 	require.NoError(b, err)
 	outside.Gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "networkdriver.cilium.io"})
 	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, link.Attrs().ParentIndex}}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -26,7 +27,7 @@ func BenchmarkAttachDetach(b *testing.B) {
 	var ours, theirs time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if _, err := f.Attach(f.ctx, f.pod.path, dev, "net1"); err != nil {
+		if _, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"}); err != nil {
 			b.Fatal(err)
 		}
 		if err := f.Detach(f.ctx, f.pod.path, dev); err != nil {

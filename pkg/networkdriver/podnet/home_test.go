@@ -22,6 +22,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/osthread"
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
@@ -48,7 +49,7 @@ func TestEverythingAPodChangesIsRestored(t *testing.T) {
 			require.NoError(t, f.host.LinkSetGroup(f.host.link("v0"), 7))
 			dev = f.host.prepared(dev, "v0")
 		}
-		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.NoError(t, err)
 
 		link := f.pod.link("net1")
@@ -102,7 +103,7 @@ func TestLinkOnTheHostIsRepaired(t *testing.T) {
 func TestLinkThatDiedWithItsNamespace(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	f.pod.die()
 	require.Eventually(t, func() bool {
@@ -115,7 +116,7 @@ func TestLinkThatDiedWithItsNamespace(t *testing.T) {
 
 	// A namespace may be made anew at the path.
 	other := newNS(t)
-	_, err = f.Attach(f.ctx, other.path, dev, "net1")
+	_, err = f.Attach(f.ctx, other.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, ErrLinkGone)
 }
 
@@ -125,7 +126,7 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 	require.NoError(t, f.host.LinkAddAltName(f.host.link("v0"), "alt0"))
 	require.NoError(t, f.host.LinkAddAltName(f.host.link("v0"), "alt1"))
 	dev = f.host.prepared(dev, "v0")
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	other := f.host.addLink("v0")
 	third := f.host.addLink("net1") // the pod's name for it is no refuge
@@ -152,7 +153,7 @@ func TestNamesTakenOnTheHost(t *testing.T) {
 
 	// The device is claimed again under the stand-in, is in a pod when the name gets free, and still gets its own.
 	second := f.host.prepared(dev, standIn)
-	_, err = f.Attach(f.ctx, f.pod.path, second, "net1")
+	_, err = f.Attach(f.ctx, f.pod.path, second, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.NoError(t, f.host.LinkDel(f.host.link("v0")))
 	require.NoError(t, f.Repair(f.ctx))
@@ -182,14 +183,14 @@ func TestNamesAreOwedAfterARestart(t *testing.T) {
 			dev := f.host.addLink("v0")
 			require.NoError(t, f.host.LinkAddAltName(f.host.link("v0"), "alt0"))
 			dev = f.host.prepared(dev, "v0")
-			_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+			_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 			require.NoError(t, err)
 			f.host.addLink("v0")
 			require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 			require.Equal(t, Debt{Device: dev.IfName(), Link: dev.Link(), Name: "v0", AltNames: []string{"alt0"}}, debts[dev.IfName()])
 
 			second := f.host.prepared(dev, f.host.standIn())
-			_, err = f.Attach(f.ctx, f.pod.path, second, "net1")
+			_, err = f.Attach(f.ctx, f.pod.path, second, types.DeviceConfig{PodIfName: "net1"})
 			require.NoError(t, err)
 			require.NoError(t, f.host.LinkDel(f.host.link("v0")))
 			if freed == "before" {
@@ -208,7 +209,7 @@ func TestNamesAreOwedAfterARestart(t *testing.T) {
 func TestRepairGivesNamesBack(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	f.host.addLink("v0")
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
@@ -238,13 +239,13 @@ func TestFailedAttachRestoresEverything(t *testing.T) {
 	defer pod.Close()
 	link, err = host.Find(dev.id, nil)
 	require.NoError(t, err)
-	require.NoError(t, f.moveIn(host, pod, link, "net1"))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.moveIn(host, pod, link, "net1", types.DeviceConfig{}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 
 	// Or if it never left.
 	require.NoError(t, f.host.LinkDelAltName(f.host.link("v0"), "net1"))
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 }
 
@@ -252,7 +253,7 @@ func TestForgedHostNames(t *testing.T) {
 	f := setup(t)
 	for _, name := range []string{"lo", "eth%d", "a/b", ".."} {
 		dev := f.host.addLink("v0")
-		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.NoError(t, err)
 		dev.host.Name = name
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev), name)
@@ -267,7 +268,7 @@ func TestXDPDoesNotCrossTheBoundary(t *testing.T) {
 	prog := testenv.XDP(t)
 	require.NoError(t, attachXDP(f.host, "v0", prog, nl.XDP_FLAGS_DRV_MODE))
 	require.True(t, f.host.link("v0").Attrs().Xdp.Attached)
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.False(t, f.pod.link("net1").Attrs().Xdp.Attached)
 
@@ -287,7 +288,7 @@ func TestXDPThatIsHeld(t *testing.T) {
 	var log bytes.Buffer
 	f.Mover = New(slog.New(slog.NewTextHandler(&log, nil)), Config{HostNetNS: f.host.path, Sysfs: t.TempDir()})
 	dev := f.host.addLink("v0")
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	linkXDP(f.pod, "net1", testenv.XDP(t))
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
@@ -356,7 +357,7 @@ func TestWhatSysfsSaysIsVerified(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ifindex"), []byte(numbered("", index)+"\n"), 0o600))
 	vf := device{name: "0000-03-00-1", id: nic.PCI(addr), host: nic.State{Name: "vf0"}}
 
-	_, err := f.Attach(f.ctx, f.pod.path, vf, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, vf, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, ErrLinkGone)
 	require.Empty(t, f.requests.changes())
 

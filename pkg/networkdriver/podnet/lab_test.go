@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
@@ -71,7 +72,7 @@ func TestLabVFInAndOut(t *testing.T) {
 		require.NoError(t, f.host.LinkAddAltName(f.host.link(dev.host.Name), fmt.Sprint("vf-alt", i)))
 		dev = f.host.prepared(dev, dev.host.Name)
 		for range 2 {
-			att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+			att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 			require.NoError(t, err)
 			require.Equal(t, dev.host.MAC, att.MAC)
 			link := f.pod.link("net1")
@@ -90,7 +91,7 @@ func TestLabVFOfADeadNamespace(t *testing.T) {
 	// One comes back under the name it had in the pod, one whose name is taken on the host as devN.
 	renamed, fallback, held := devs[0], devs[1], devs[2]
 	for i, dev := range devs[:3] {
-		_, err := f.Attach(f.ctx, f.pod.path, dev, numbered("podnet-t", i))
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: numbered("podnet-t", i)})
 		require.NoError(t, err)
 		require.NoError(t, f.pod.LinkSetMTU(f.pod.link(numbered("podnet-t", i)), 1400))
 	}
@@ -142,7 +143,7 @@ func TestLabRenamesDuringAttach(t *testing.T) {
 		}
 	}()
 	for range 20 {
-		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.NoError(t, err)
 		require.True(t, dev.id.Matches(f.pod.link("net1")))
 		require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))

@@ -55,6 +55,8 @@ type Config struct {
 	HostNetNS string
 	// Sysfs is the mount point of a sysfs that shows HostNetNS. Empty: /sys.
 	Sysfs string
+	// NetSysctls is a writable mount of /proc/sys/net. Empty: /proc/sys/net.
+	NetSysctls string
 	// Debts, which may be nil, keeps which names links are owed.
 	Debts Debts
 }
@@ -80,25 +82,30 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	if cfg.Sysfs == "" {
 		cfg.Sysfs = "/sys"
 	}
+	if cfg.NetSysctls == "" {
+		cfg.NetSysctls = "/proc/sys/net"
+	}
 	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
 
-// Attach moves the device's link from the host into the network namespace at netnsPath, names it podIfName (empty: the
-// name it has) and brings it up. A link that is there already gets name and state, so that Attach can be repeated. The
+// Attach moves the device's link from the host into the network namespace at netnsPath, gives it the configuration's name
+// (empty: the name it has) and MTU, and brings it up. A link that is there already gets name and state, so that Attach can be
+// repeated; its MTU is the pod's own matter then. The
 // caller fills in the attachment's SandboxID.
 //
 // An alternative name of the link that the pod cannot have is removed; [Mover.Detach] puts it back. When Attach fails
 // the link is back on the host with its name, MTU, MAC, alternative names and state. The error is or wraps
 // [*NameTakenError], [ErrLinkGone], [ErrHostNamespace] or the kernel's answer.
-func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, podIfName string) (*types.Attachment, error) {
-	att, err := m.attach(ctx, netnsPath, dev, podIfName)
+func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	att, err := m.attach(ctx, netnsPath, dev, config)
 	if err != nil {
 		return nil, fmt.Errorf("attach device %s: %w", dev.IfName(), err)
 	}
 	return att, nil
 }
 
-func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, podIfName string) (*types.Attachment, error) {
+func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	podIfName := config.PodIfName
 	id := dev.Link()
 	if id.IsZero() {
 		return nil, errors.New("it has no link")
@@ -127,7 +134,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 		return nil, err
 	}
 	if link == nil {
-		return m.settle(pod, dev, podIfName)
+		return m.settle(pod, dev, config)
 	}
 	name := podIfName
 	if name == "" {
@@ -140,24 +147,67 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	}
 
 	before := m.homeOf(dev.IfName(), id, nic.Read(link))
-	if err = m.moveIn(host, pod, link, name); err == nil {
-		// The name was free and the kernel took it, so that it leads to the link, whatever index that has now.
-		if link, err = pod.ByName(name); err == nil && link != nil {
-			return attachment(netnsPath, link, nil), nil
-		}
-		if err == nil {
-			err = fmt.Errorf("link %q was not there any more after the move", name)
-		}
+	att, err := m.arrive(host, pod, link, name, config)
+	if err == nil {
+		return att, nil
 	}
-	if undoErr := m.undo(host, pod, before); undoErr != nil {
+	if undoErr := m.undo(host, pod, before, config.Joined); undoErr != nil {
 		return nil, fmt.Errorf("%w; giving it back failed too: %w", err, undoErr)
 	}
 	return nil, err
 }
 
-// moveIn moves the link in one request. The kernel checks names late: it refuses a move for an alternative name that the
+// arrive moves the link and configures it there.
+func (m *Mover) arrive(host, pod *nic.Place, link netlink.Link, name string, config types.DeviceConfig) (*types.Attachment, error) {
+	if err := m.moveIn(host, pod, link, name, config); err != nil {
+		return nil, err
+	}
+	// The name was free and the kernel took it, so that it leads to the link, whatever index that has now.
+	link, err := pod.ByName(name)
+	if err == nil && link == nil {
+		err = fmt.Errorf("link %q was not there any more after the move", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !hasAddresses(config) {
+		return attachment(pod.NS.Path, link, nil), nil
+	}
+	if err := m.bringUp(pod, link, config.Joined, false); err != nil {
+		return nil, err
+	}
+	return m.described(pod, link)
+}
+
+// hasAddresses says whether a network gives the device addresses.
+func hasAddresses(config types.DeviceConfig) bool {
+	return config.Joined != nil && len(config.Joined.Addresses) > 0
+}
+
+// bringUp brings a link up in the pod, and configures it. again is [configure]'s.
+func (m *Mover) bringUp(pod *nic.Place, link netlink.Link, n *types.Network, again bool) error {
+	attrs := link.Attrs()
+	if err := m.refuseAdvertisements(pod.NS, attrs.Name); err != nil {
+		return err
+	}
+	if err := pod.Change(attrs.Index, rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP}); err != nil {
+		return fmt.Errorf("bring link %q up in %s: %w", attrs.Name, pod.NS.Path, err)
+	}
+	return configure(pod, attrs.Index, n, again)
+}
+
+// described returns the attachment of a link with the addresses that it has.
+func (m *Mover) described(pod *nic.Place, link netlink.Link) (*types.Attachment, error) {
+	ips, err := addresses(pod, link.Attrs().Index)
+	if err != nil {
+		return nil, err
+	}
+	return attachment(pod.NS.Path, link, ips), nil
+}
+
+// moveIn moves the link in one request, and brings it up unless it has to be configured before. The kernel checks names late: it refuses a move for an alternative name that the
 // target has, and a rename only after the move.
-func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) error {
+func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, config types.DeviceConfig) error {
 	attrs := link.Attrs()
 	if slices.Contains(attrs.AltNames, name) {
 		if err := host.RemoveAltName(attrs.Index, name); err != nil {
@@ -168,7 +218,10 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) err
 		m.log.Warn("An XDP program of the host stays on a link that moves into a pod",
 			"interface", attrs.Name, "error", err)
 	}
-	into := rtlink.Change{To: pod.NS, Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	into := rtlink.Change{To: pod.NS, MTU: config.MTU(), Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
+	if hasAddresses(config) {
+		into.Flags = 0
+	}
 	crashpoint.Here(crashpoint.AttachBefore)
 	err := host.Change(attrs.Index, into)
 	crashpoint.Here(crashpoint.AttachMoved)
@@ -191,7 +244,10 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string) err
 }
 
 // undo is what Attach does when it fails.
-func (m *Mover) undo(host, pod *nic.Place, to home) error {
+func (m *Mover) undo(host, pod *nic.Place, to home, n *types.Network) error {
+	if err := removeRules(pod, n); err != nil {
+		return err
+	}
 	link, err := pod.Find(to.id, nil)
 	if err != nil {
 		return err
@@ -210,8 +266,9 @@ func (m *Mover) undo(host, pod *nic.Place, to home) error {
 	return m.restore(host, link, to)
 }
 
-// settle gives a link that is in the pod already its name and brings it up.
-func (m *Mover) settle(pod *nic.Place, dev types.Device, name string) (*types.Attachment, error) {
+// settle gives a link that is in the pod already its name, brings it up and makes up for what it lacks of its configuration.
+func (m *Mover) settle(pod *nic.Place, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	name := config.PodIfName
 	link, err := pod.Find(dev.Link(), nil)
 	if err != nil {
 		return nil, err
@@ -241,11 +298,12 @@ func (m *Mover) settle(pod *nic.Place, dev types.Device, name string) (*types.At
 			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.NS.Path, err)
 		}
 	}
-	ips, err := addresses(pod, attrs.Index)
-	if err != nil {
-		return nil, err
+	if hasAddresses(config) {
+		if err := m.bringUp(pod, link, config.Joined, true); err != nil {
+			return nil, err
+		}
 	}
-	return attachment(pod.NS.Path, link, ips), nil
+	return m.described(pod, link)
 }
 
 // Detach gives the device's link back to the host and restores what [types.Device.HostState] says, as [nic.Place.Restore]
@@ -290,6 +348,28 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 	err = m.restore(host, link, to)
 	crashpoint.Here(crashpoint.DetachRestored)
 	return err
+}
+
+// Tidy removes from a network namespace that lives on what a link of the configuration has not taken with it when it left. A path
+// that is empty, or of a namespace that is gone, is no error.
+func (m *Mover) Tidy(netnsPath string, config types.DeviceConfig) error {
+	n := config.Joined
+	if netnsPath == "" || n == nil || !n.PolicyRouting {
+		return nil
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	pod, err := m.openPod(netnsPath, host.NS.ID)
+	if errors.Is(err, netnamespace.ErrNone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer pod.Close()
+	return removeRules(pod, n)
 }
 
 // restore makes the device's link on the host what it was.
@@ -376,11 +456,7 @@ func (m *Mover) lookIn(host *nic.Place, netnsPath string, dev types.Device) (*ty
 	if err != nil || link == nil {
 		return nil, err
 	}
-	ips, err := addresses(pod, link.Attrs().Index)
-	if err != nil {
-		return nil, err
-	}
-	return attachment(netnsPath, link, ips), nil
+	return m.described(pod, link)
 }
 
 // openHost opens the host's side.

@@ -25,7 +25,7 @@ func TestAttachAndDetachAreOneChangeEach(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
 
-	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"RTM_NEWLINK"}, f.requests.changes())
 	link := f.pod.link("net1")
@@ -46,17 +46,17 @@ func TestRepeatedAttachAndDetachChangeNothing(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
 
-	first, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	first, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	f.requests.changes()
-	again, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	again, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.Equal(t, first, again)
 	require.Empty(t, f.requests.changes())
 
 	require.NoError(t, f.pod.LinkSetDown(f.pod.link("net1")))
 	require.NoError(t, f.pod.LinkSetName(f.pod.link("net1"), "other"))
-	again, err = f.Attach(f.ctx, f.pod.path, dev, "net1")
+	again, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.Equal(t, first, again)
 	require.True(t, isUp(f.pod.link("net1")))
@@ -73,13 +73,13 @@ func TestRepeatedAttachAndDetachChangeNothing(t *testing.T) {
 func TestAttachWithoutNameKeepsTheHosts(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	att, err := f.Attach(f.ctx, f.pod.path, dev, "")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: ""})
 	require.NoError(t, err)
 	require.Equal(t, "v0", att.IfName)
 	require.True(t, isUp(f.pod.link("v0")))
 
 	other := f.host.addLink("v0")
-	_, err = f.Attach(f.ctx, f.pod.path, other, "")
+	_, err = f.Attach(f.ctx, f.pod.path, other, types.DeviceConfig{PodIfName: ""})
 	require.ErrorContains(t, err, `interface name "v0" is taken`)
 	f.host.requireHome(other)
 }
@@ -92,7 +92,7 @@ func TestAttachRefusesTheHostsNamespace(t *testing.T) {
 	require.NoError(t, err)
 	defer unix.Close(fd)
 	for _, path := range []string{f.host.path, numbered("/proc/self/fd/", fd)} {
-		_, err := f.Attach(f.ctx, path, dev, "net1")
+		_, err := f.Attach(f.ctx, path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.ErrorIs(t, err, ErrHostNamespace)
 		require.ErrorContains(t, err, "attach device v0")
 		_, err = f.Where(f.ctx, path, dev)
@@ -110,7 +110,7 @@ func TestAttachRefusesWhatIsNoNamespace(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, path := range []string{"", "/nonexistent", file, fifo, "/proc/self/ns/mnt"} {
-		_, err := f.Attach(f.ctx, path, dev, "net1")
+		_, err := f.Attach(f.ctx, path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.ErrorContains(t, err, "is not a network namespace", "path %q", path)
 		seen, err := f.Where(f.ctx, path, dev)
 		require.NoError(t, err)
@@ -123,10 +123,10 @@ func TestAttachRefusesBadNames(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
 	for _, name := range []string{"lo", "..", "a/b", "net%d", "sixteen-bytes-ab"} {
-		_, err := f.Attach(f.ctx, f.pod.path, dev, name)
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: name})
 		require.Error(t, err, name)
 	}
-	_, err := f.Attach(f.ctx, f.pod.path, device{name: "vfio"}, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, device{name: "vfio"}, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorContains(t, err, "it has no link")
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, device{name: "vfio"}))
 	f.host.requireHome(dev)
@@ -137,7 +137,7 @@ func TestAttachSaysWhenTheLinkIsGone(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
 	require.NoError(t, f.host.LinkDel(f.host.link("v0")))
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, ErrLinkGone)
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 }
@@ -147,7 +147,7 @@ func TestAttachEndsWithItsContext(t *testing.T) {
 	dev := f.host.addLink("v0")
 	ctx, cancel := context.WithCancel(f.ctx)
 	cancel()
-	_, err := f.Attach(ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, f.Detach(ctx, f.pod.path, dev), context.Canceled)
 	f.host.requireHome(dev)
@@ -162,7 +162,7 @@ func TestNameTakenInPod(t *testing.T) {
 	dev = f.host.prepared(dev, "v0")
 	f.pod.addLink("net1")
 
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	var taken *NameTakenError
 	require.ErrorAs(t, err, &taken)
 	require.ErrorContains(t, err, `attach device v0: interface name "net1" is taken`)
@@ -178,14 +178,14 @@ func TestNameTakenInPod(t *testing.T) {
 	defer pod.Close()
 	link, err := host.Find(dev.id, nil)
 	require.NoError(t, err)
-	require.ErrorAs(t, f.moveIn(host, pod, link, "net1"), &taken)
+	require.ErrorAs(t, f.moveIn(host, pod, link, "net1", types.DeviceConfig{}), &taken)
 	require.ElementsMatch(t, []string{"net1", "v0"}, f.pod.names(), "the kernel does not behave as expected")
-	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}))
+	require.NoError(t, f.undo(host, pod, home{device: "v0", id: dev.id, want: nic.Read(link)}, nil))
 	f.host.requireHome(dev)
 	require.Equal(t, []string{"net1"}, f.pod.names())
 
 	require.NoError(t, f.pod.LinkDel(f.pod.link("net1")))
-	_, err = f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
 	f.host.requireHome(dev)
@@ -206,7 +206,7 @@ func TestAltNamesThatClashInThePod(t *testing.T) {
 			f.pod.addLink("v0")
 		}
 
-		att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+		att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.NoError(t, err)
 		require.Equal(t, "net1", att.IfName)
 		require.Equal(t, []string{"mine"}, f.pod.link("net1").Attrs().AltNames)
@@ -227,7 +227,7 @@ func TestIndexTakenInThePod(t *testing.T) {
 			break
 		}
 	}
-	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.NotEqual(t, dev.id.Index, att.IfIndex)
 	seen, err := f.Where(f.ctx, f.pod.path, dev)
@@ -244,7 +244,7 @@ func TestWhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, OnHost, seen.Place)
 
-	want, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	want, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	for _, s := range []string{"192.0.2.4/24", "2001:db8::4/64"} {
 		addr, err := netlink.ParseAddr(s)
@@ -259,7 +259,7 @@ func TestWhere(t *testing.T) {
 
 	// Addresses do not come home, and are not there for the next pod.
 	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
-	att, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	require.Empty(t, att.IPs)
 	f.requests.changes()
@@ -314,13 +314,13 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 	dev, blocked := f.host.addLink("v0"), f.host.addLink("v1")
 	before := openFDs(t)
 	for range 3 {
-		_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+		_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 		require.NoError(t, err)
-		_, err = f.Attach(f.ctx, f.pod.path, blocked, "net1")
+		_, err = f.Attach(f.ctx, f.pod.path, blocked, types.DeviceConfig{PodIfName: "net1"})
 		require.Error(t, err)
-		_, err = f.Attach(f.ctx, f.host.path, blocked, "net1")
+		_, err = f.Attach(f.ctx, f.host.path, blocked, types.DeviceConfig{PodIfName: "net1"})
 		require.Error(t, err)
-		_, err = f.Attach(f.ctx, "/proc/self/ns/mnt", blocked, "net1")
+		_, err = f.Attach(f.ctx, "/proc/self/ns/mnt", blocked, types.DeviceConfig{PodIfName: "net1"})
 		require.Error(t, err)
 		_, err = f.Where(f.ctx, f.pod.path, dev)
 		require.NoError(t, err)
@@ -330,7 +330,7 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 	require.Equal(t, before, openFDs(t))
 
 	// And so the namespace can die, and a link in it with it.
-	_, err := f.Attach(f.ctx, f.pod.path, dev, "net1")
+	_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
 	f.pod.die()
 	require.Eventually(t, func() bool {
@@ -349,7 +349,7 @@ func TestManyAtOnce(t *testing.T) {
 	var attach, detach errgroup.Group
 	for i, dev := range devs {
 		attach.Go(func() error {
-			_, err := f.Attach(f.ctx, f.pod.path, dev, numbered("net", i))
+			_, err := f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: numbered("net", i)})
 			return err
 		})
 	}

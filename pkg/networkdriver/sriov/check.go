@@ -57,12 +57,14 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	}
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
-	if want := (VFSettings{VLAN: cfg.VLAN()}); onRecord && !now.sameVLAN(want) {
-		reason := fmt.Sprintf("the PF has it in VLAN %d (priority %d) instead of %d", now.VLAN, now.QoS, want.VLAN)
-		if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {
-			return errors.New(reason)
+	if want := settingsFor(cfg); onRecord {
+		for _, s := range differences(now, want) {
+			reason := fmt.Sprintf("the PF has it with %s instead of %s", s.describe(now), s.describe(want))
+			if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {
+				return errors.New(reason)
+			}
+			return types.AstrayError{Reason: reason}
 		}
-		return types.AstrayError{Reason: reason}
 	}
 	switch now, err := m.sysfs.incarnation(d.Addr); {
 	case err != nil:

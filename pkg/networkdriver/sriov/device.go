@@ -166,6 +166,9 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if vlan := cfg.VLAN(); vlan < 0 || vlan > types.MaxVLAN {
 		return fmt.Errorf("vlan: %d is not in 0..%d", vlan, types.MaxVLAN)
 	}
+	if !d.hasLink() && cfg.MTU() != 0 {
+		return fmt.Errorf("mtu: %s has no interface that could have one, it is bound to the driver %s", d.IfName(), d.Driver)
+	}
 	if cfg.PodIfName == "" {
 		return nil
 	}

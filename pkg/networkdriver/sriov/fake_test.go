@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/nicowner"
 )
@@ -217,8 +218,9 @@ type fakeKernel struct {
 	settings   map[int]nic.Settings
 	putBackErr error
 	// setVLAN is asked before a VLAN is set.
-	setVLAN func(pfIndex, vf int, s VFSettings) error
-	setMAC  func(mac string) error
+	setVLAN      func(pfIndex, vf int, s VFSettings) error
+	setMAC       func(mac string) error
+	refuseRights func(what string) error
 	// reads counts the looks at a PF's record, scans those at the node's own network.
 	reads, scans int
 	// changes are the VLANs and addresses that were set.
@@ -301,9 +303,41 @@ func (k *fakeKernel) SetVFVLAN(pfIndex, vf int, s VFSettings) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.changes = append(k.changes, fmt.Sprintf("vf %d vlan %d qos %d proto %d", vf, s.VLAN, s.QoS, s.VLANProto))
-	s.MAC = k.vfs[pfIndex][vf].MAC
+	s.MAC, s.Rights = k.vfs[pfIndex][vf].MAC, k.vfs[pfIndex][vf].Rights
 	k.vfs[pfIndex][vf] = s
 	return nil
+}
+
+// setRight changes a right, unless refuseRights says why not.
+func (k *fakeKernel) setRight(pfIndex, vf int, what string, change func(*types.VFRights)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.refuseRights != nil {
+		if err := k.refuseRights(what); err != nil {
+			return err
+		}
+	}
+	k.changes = append(k.changes, fmt.Sprintf("vf %d %s", vf, what))
+	s := k.vfs[pfIndex][vf]
+	change(&s.Rights)
+	k.vfs[pfIndex][vf] = s
+	return nil
+}
+
+func (k *fakeKernel) SetVFTrust(pfIndex, vf int, trust bool) error {
+	return k.setRight(pfIndex, vf, fmt.Sprint("trust ", trust), func(r *types.VFRights) { r.Trust = &trust })
+}
+
+func (k *fakeKernel) SetVFSpoofCheck(pfIndex, vf int, check bool) error {
+	return k.setRight(pfIndex, vf, fmt.Sprint("spoofchk ", check), func(r *types.VFRights) { r.SpoofCheck = &check })
+}
+
+func (k *fakeKernel) SetVFLinkState(pfIndex, vf int, state string) error {
+	return k.setRight(pfIndex, vf, "state "+state, func(r *types.VFRights) { r.LinkState = state })
+}
+
+func (k *fakeKernel) SetVFRates(pfIndex, vf, minTx, maxTx int) error {
+	return k.setRight(pfIndex, vf, fmt.Sprintf("rates %d %d", minTx, maxTx), func(r *types.VFRights) { r.MinTxRate, r.MaxTxRate = &minTx, &maxTx })
 }
 
 func (k *fakeKernel) SetVFMAC(pfIndex, vf int, mac string) error {

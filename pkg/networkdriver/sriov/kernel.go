@@ -11,12 +11,16 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/hostnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
@@ -31,6 +35,18 @@ type VFSettings struct {
 	VLANProto int `json:"vlanProto,omitempty"`
 	// MAC is the hardware address that the PF has on record, in colon notation; empty for none.
 	MAC string `json:"mac,omitempty"`
+	// Rights are those that the PF tells of. Of a prepared VF they are those that a claim changes.
+	Rights types.VFRights `json:"rights,omitzero"`
+}
+
+// settingsFor returns what the PF is to have on record for a VF of the configuration, without the hardware address.
+func settingsFor(cfg types.DeviceConfig) VFSettings {
+	tag := cfg.Tag()
+	s := VFSettings{VLAN: tag.VLAN, QoS: tag.Priority, Rights: cfg.Rights()}
+	if tag.Protocol == v2alpha1.VlanProtocol8021ad {
+		s.VLANProto = unix.ETH_P_8021AD
+	}
+	return s
 }
 
 // sameVLAN is true if the VLAN part of the settings is the same.
@@ -63,6 +79,12 @@ type kernel interface {
 	SetVFVLAN(pfIndex, vf int, vlan VFSettings) error
 	// SetVFMAC sets the address on the PF's record, or clears it.
 	SetVFMAC(pfIndex, vf int, mac string) error
+	SetVFTrust(pfIndex, vf int, trust bool) error
+	SetVFSpoofCheck(pfIndex, vf int, check bool) error
+	// SetVFLinkState takes the states that the API names.
+	SetVFLinkState(pfIndex, vf int, state string) error
+	// SetVFRates takes Mbit/s, 0 for none.
+	SetVFRates(pfIndex, vf, minTx, maxTx int) error
 	// WatchLinks calls notify once it receives link events and for changes of links that may concern a VF, and returns
 	// when the context ends or events were lost.
 	WatchLinks(ctx context.Context, notify func()) error
@@ -165,6 +187,29 @@ func (k rtnetlink) SetVFMAC(pfIndex, vf int, mac string) error {
 	return k.with(func(host *nic.Place) error { return host.SetVFMAC(pfIndex, vf, addr) })
 }
 
+func (k rtnetlink) SetVFTrust(pfIndex, vf int, trust bool) error {
+	return k.with(func(host *nic.Place) error { return host.SetVFTrust(pfIndex, vf, trust) })
+}
+
+func (k rtnetlink) SetVFSpoofCheck(pfIndex, vf int, check bool) error {
+	return k.with(func(host *nic.Place) error { return host.SetVFSpoofCheck(pfIndex, vf, check) })
+}
+
+func (k rtnetlink) SetVFLinkState(pfIndex, vf int, state string) error {
+	number := slices.Index(linkStates, state)
+	if number < 0 {
+		return fmt.Errorf("%q is not a link state", state)
+	}
+	return k.with(func(host *nic.Place) error { return host.SetVFLinkState(pfIndex, vf, uint32(number)) })
+}
+
+func (k rtnetlink) SetVFRates(pfIndex, vf, minTx, maxTx int) error {
+	return k.with(func(host *nic.Place) error { return host.SetVFRates(pfIndex, vf, minTx, maxTx) })
+}
+
+// linkStates are the API's names of the kernel's link states of VFs, by their numbers (IFLA_VF_LINK_STATE_AUTO and so on).
+var linkStates = []string{v2alpha1.LinkStateAuto, v2alpha1.LinkStateEnable, v2alpha1.LinkStateDisable}
+
 func (k rtnetlink) WatchLinks(ctx context.Context, notify func()) error {
 	return rtlink.Subscribe(ctx, k.netns, notify, func(l netlink.Link) {
 		if concernsVF(l) {
@@ -242,6 +287,21 @@ func parseVF(data []byte) (int, VFSettings, error) {
 			}
 		case nl.IFLA_VF_VLAN_LIST:
 			s.VLANProto = vlanProto(a.Value)
+		case nl.IFLA_VF_TRUST:
+			s.Rights.Trust = setting(a.Value)
+		case nl.IFLA_VF_SPOOFCHK:
+			s.Rights.SpoofCheck = setting(a.Value)
+		case nl.IFLA_VF_LINK_STATE:
+			if len(a.Value) >= nl.SizeofVfLinkState {
+				if state := nl.DeserializeVfLinkState(a.Value).LinkState; state < uint32(len(linkStates)) {
+					s.Rights.LinkState = linkStates[state]
+				}
+			}
+		case nl.IFLA_VF_RATE:
+			if len(a.Value) >= nl.SizeofVfRate {
+				rate := nl.DeserializeVfRate(a.Value)
+				s.Rights.MinTxRate, s.Rights.MaxTxRate = ptr.To(int(rate.MinTxRate)), ptr.To(int(rate.MaxTxRate))
+			}
 		}
 	}
 	if id < 0 {
@@ -251,6 +311,22 @@ func parseVF(data []byte) (int, VFSettings, error) {
 		s.VLANProto = 0
 	}
 	return id, s, nil
+}
+
+// setting decodes a switch (struct ifla_vf_trust, ifla_vf_spoofchk); nil for one that the PF's driver does not tell of, which is
+// then neither 0 nor 1.
+func setting(value []byte) *bool {
+	if len(value) < nl.SizeofVfTrust {
+		return nil
+	}
+	switch nl.DeserializeVfTrust(value).Setting {
+	case 0:
+		return ptr.To(false)
+	case 1:
+		return ptr.To(true)
+	default:
+		return nil
+	}
 }
 
 // vlanProto returns the tag's EtherType, 0 for 802.1Q. struct ifla_vf_vlan_info ends with it in network byte order.

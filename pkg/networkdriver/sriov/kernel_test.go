@@ -15,8 +15,10 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // vfMessage builds what the kernel answers for a PF (rtnl_fill_vfinfo in net/core/rtnetlink.c), with data for the
@@ -39,10 +41,16 @@ func vfMessage(has, listed int) []byte {
 		entry := make([]byte, nl.SizeofVfVlan+2)
 		binary.BigEndian.PutUint16(entry[nl.SizeofVfVlan:], uint16(proto))
 		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, entry)
-		// What is not looked at is there as well, to the size of today's kernels.
-		info.AddRtAttr(nl.IFLA_VF_RATE, make([]byte, nl.SizeofVfRate))
-		info.AddRtAttr(nl.IFLA_VF_SPOOFCHK, make([]byte, nl.SizeofVfSpoofchk))
-		info.AddRtAttr(nl.IFLA_VF_TRUST, make([]byte, nl.SizeofVfTrust))
+		// What is not told of is -1 in a switch (struct ifla_vf_info).
+		spoofCheck := nl.VfSpoofchk{Vf: uint32(i), Setting: uint32(i % 2)}
+		trust := nl.VfTrust{Vf: uint32(i), Setting: ^uint32(0)}
+		if i == 255 {
+			trust.Setting = 1
+		}
+		info.AddRtAttr(nl.IFLA_VF_RATE, (&nl.VfRate{Vf: uint32(i), MinTxRate: uint32(i), MaxTxRate: uint32(2 * i)}).Serialize())
+		info.AddRtAttr(nl.IFLA_VF_SPOOFCHK, spoofCheck.Serialize())
+		info.AddRtAttr(nl.IFLA_VF_LINK_STATE, (&nl.VfLinkState{Vf: uint32(i), LinkState: uint32(i % 4)}).Serialize())
+		info.AddRtAttr(nl.IFLA_VF_TRUST, trust.Serialize())
 	}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC).Serialize()
 	msg = append(msg, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens1f0")).Serialize()...)
@@ -57,9 +65,15 @@ func TestParseVFs(t *testing.T) {
 	vfs, err := parseVFs(vfMessage(256, 256))
 	require.NoError(t, err)
 	require.Len(t, vfs, 256)
-	require.Equal(t, VFSettings{VLAN: 1000}, vfs[0])
-	require.Equal(t, VFSettings{VLAN: 1254, QoS: 6}, vfs[254])
-	require.Equal(t, VFSettings{VLAN: 1255, QoS: 7, VLANProto: unix.ETH_P_8021AD, MAC: "02:00:00:00:00:ff"}, vfs[255])
+	rights := func(spoofCheck bool, state string, minTx, maxTx int) types.VFRights {
+		return types.VFRights{SpoofCheck: &spoofCheck, LinkState: state, MinTxRate: &minTx, MaxTxRate: &maxTx}
+	}
+	require.Equal(t, VFSettings{VLAN: 1000, Rights: rights(false, "Auto", 0, 0)}, vfs[0])
+	require.Equal(t, VFSettings{VLAN: 1254, QoS: 6, Rights: rights(false, "Disable", 254, 508)}, vfs[254])
+	last := VFSettings{VLAN: 1255, QoS: 7, VLANProto: unix.ETH_P_8021AD, MAC: "02:00:00:00:00:ff", Rights: rights(true, "", 255, 510)}
+	last.Rights.Trust = ptr.To(true)
+	require.Equal(t, last, vfs[255], "a link state that is not known is left out")
+	require.Equal(t, "Enable", vfs[1].Rights.LinkState)
 
 	vfs, err = parseVFs(vfMessage(7, 0))
 	require.NoError(t, err, "the driver keeps no settings")

@@ -108,6 +108,9 @@ func checkVFSettings(field string, s VFSettings) error {
 	case s.VLANProto != 0 && s.VLANProto != unix.ETH_P_8021AD:
 		return fmt.Errorf("%s.vlanProto: %d is neither 0 nor %d", field, s.VLANProto, unix.ETH_P_8021AD)
 	}
+	if err := s.Rights.Check(); err != nil {
+		return fmt.Errorf("%s.rights.%w", field, err)
+	}
 	return checkMAC(field+".mac", s.MAC)
 }
 

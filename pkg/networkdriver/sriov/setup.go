@@ -61,20 +61,16 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		m.log.Warn("A VF was made anew while it was a claim's, and goes back with its new address", "device", nameOf(vf.addr),
 			"pf", vf.pf.ifName, "vf", vf.id, "mac", prepared.MAC, "before", d.MAC)
 	}
-	want := VFSettings{VLAN: cfg.VLAN()}
-	if onRecord && found.sameVLAN(want) {
-		return prepared, nil
+	want := settingsFor(cfg)
+	if !onRecord && !want.Rights.IsZero() {
+		return nil, fmt.Errorf("vf: its PF %s keeps no record of its VFs", vf.pf.ifName)
 	}
-	if err := m.setVLAN(ctx, vf, want); err != nil {
-		if !onRecord && want.VLAN == 0 && errors.Is(err, unix.EOPNOTSUPP) {
-			// A driver without VLANs for VFs has none to clear.
-			return prepared, nil
-		}
-		if onRecord {
-			if undo := m.kernel.SetVFVLAN(vf.pf.ifIndex, vf.id, found); undo != nil {
-				m.log.Error("Cannot restore a VF's VLAN after a failed change", "device", nameOf(vf.addr), "pf", vf.pf.ifName, "vf", vf.id, "error", undo)
-			}
-		}
+	if onRecord {
+		err = m.changeAll(ctx, vf, found, want)
+	} else if err = m.change(ctx, vf, pfSettings[0], found, want); want.VLAN == 0 && errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil // a driver without VLANs for VFs has none to clear
+	}
+	if err != nil {
 		return nil, err
 	}
 	return prepared, nil
@@ -115,6 +111,9 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	if err := prepared.Validate(cfg); err != nil {
 		return nil, err
 	}
+	if err := m.checkMTU(vf, cfg.MTU()); err != nil {
+		return nil, err
+	}
 	settings, release, err := m.lockPF(ctx, vf)
 	if err != nil {
 		return nil, err
@@ -122,6 +121,9 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	defer release()
 	found := settings[vf.id]
 	prepared.Original.VF = found
+	if prepared.Original.VF.Rights, err = touched(found.Rights, cfg.Rights()); err != nil {
+		return nil, err
+	}
 	if found.VLAN != 0 {
 		m.log.Warn("A VF was in a VLAN before it became a claim's and goes back there afterwards; if nobody has put it there, "+
 			"it was left by an agent that kept no journal",
@@ -129,6 +131,21 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	}
 	m.warnOfSharedMAC(vf, prepared.MAC, settings)
 	return prepared, nil
+}
+
+// checkMTU refuses an MTU that the VF's PF does not carry.
+func (m *Manager) checkMTU(vf *virtFn, mtu int) error {
+	if mtu == 0 {
+		return nil
+	}
+	pf, err := m.kernel.Link(vf.pf.ifIndex)
+	if err != nil {
+		return fmt.Errorf("read its PF %s: %w", vf.pf.ifName, err)
+	}
+	if mtu > pf.MTU {
+		return fmt.Errorf("mtu: %d is more than its PF %s has, %d", mtu, vf.pf.ifName, pf.MTU)
+	}
+	return nil
 }
 
 // recognise returns a prepared device, and whether its VF was made anew meanwhile, as happens with the number of VFs or by
@@ -300,15 +317,6 @@ func (m *Manager) warnOfSharedMAC(vf *virtFn, mac string, settings map[int]VFSet
 	}
 }
 
-// setVLAN is called with the PF's lock held.
-func (m *Manager) setVLAN(ctx context.Context, vf *virtFn, s VFSettings) error {
-	err := retryBusy(ctx, func() error { return m.kernel.SetVFVLAN(vf.pf.ifIndex, vf.id, s) })
-	if err != nil {
-		return fmt.Errorf("set VLAN %d of VF %d on PF %s: %w", s.VLAN, vf.id, vf.pf.ifName, err)
-	}
-	return nil
-}
-
 // putBack gives the VF's interface, which is home, the settings that it had. One that is gone took them with it, and so did
 // a VF that was made anew since.
 func (m *Manager) putBack(ctx context.Context, d *Device) error {
@@ -362,13 +370,13 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 	was := d.Original.VF
 	if !onRecord {
 		// Without a record on the PF the only known change is the claim's own.
-		now = VFSettings{VLAN: cfg.VLAN()}
+		now = settingsFor(cfg)
 	}
-	if !now.sameVLAN(was) {
-		if now.VLAN != cfg.VLAN() {
-			log.Warn("A VF's VLAN was changed while it was a claim's", "vlan", now.VLAN, "claimVLAN", cfg.VLAN(), "restored", was.VLAN)
-		}
-		if err := m.setVLAN(ctx, vf, was); err != nil {
+	if !now.sameVLAN(was) && now.VLAN != cfg.VLAN() {
+		log.Warn("A VF's VLAN was changed while it was a claim's", "vlan", now.VLAN, "claimVLAN", cfg.VLAN(), "restored", was.VLAN)
+	}
+	for _, s := range differences(now, was) {
+		if err := m.change(ctx, vf, s, now, was); err != nil {
 			return err
 		}
 	}
@@ -386,7 +394,7 @@ func (m *Manager) freeWithoutPF(vf *virtFn, d *Device, cfg types.DeviceConfig) e
 	if err != nil {
 		return fmt.Errorf("read the driver of its physical function %s: %w", vf.pf.addr, err)
 	}
-	if driver == "" || nic.IsUserspaceDriver(driver) || d.Original.VF.sameVLAN(VFSettings{VLAN: cfg.VLAN()}) {
+	if driver == "" || nic.IsUserspaceDriver(driver) || len(differences(settingsFor(cfg), d.Original.VF)) == 0 {
 		m.log.Warn("Nothing to restore of a VF whose PF is gone", "device", d.IfName(), "pf", d.PFName)
 		return nil
 	}

@@ -17,27 +17,39 @@ import (
 // MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
 const MaxVLAN = 4094
 
-// DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class.
+// parameterNames are the names of the opaque parameters, as messages list them.
+const parameterNames = "network, podIfName and vlan"
+
+// DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
+// what the network that they name was when the device was prepared.
 type DeviceConfig struct {
 	// PodIfName is the name of the interface in the pod. Empty: the interface keeps its name on the host.
 	PodIfName string `json:"podIfName,omitempty"`
 	// Vlan is the VLAN id that the PF tags and filters the VF's frames with, 0 for none. Nil: not asked for,
 	// which means none too, and may be said by another configuration of the same request.
 	Vlan *int `json:"vlan,omitempty"`
+	// Network is the name of the network to join. It goes with no vlan, which the network says. Empty: none.
+	Network string `json:"network,omitempty"`
+	// Joined is the network of that name; nil for none, and until it has been looked up. No parameter sets it.
+	Joined *Network `json:"joined,omitempty"`
 }
 
 // VLAN returns the VLAN id to configure, 0 for none.
-func (c DeviceConfig) VLAN() int {
-	if c.Vlan == nil {
-		return 0
-	}
-	return *c.Vlan
+func (c DeviceConfig) VLAN() int { return c.Tag().VLAN }
+
+// Asked returns the configuration without what was looked up for it.
+func (c DeviceConfig) Asked() DeviceConfig {
+	c.Joined = nil
+	return c
 }
 
-// Check refuses what no claim can have asked for. The error begins with the field's name.
+// Check refuses what no device can have been prepared for. The error begins with the field's name.
 func (c DeviceConfig) Check() error {
-	if vlan := c.VLAN(); vlan < 0 || vlan > MaxVLAN {
-		return fmt.Errorf("vlan: %d is not in 0..%d", vlan, MaxVLAN)
+	if c.Vlan != nil && (*c.Vlan < 0 || *c.Vlan > MaxVLAN) {
+		return fmt.Errorf("vlan: %d is not in 0..%d", *c.Vlan, MaxVLAN)
+	}
+	if err := c.checkNetwork(); err != nil {
+		return err
 	}
 	if c.PodIfName != "" {
 		if err := ValidatePodIfName(c.PodIfName); err != nil {
@@ -55,6 +67,9 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 	if other.Vlan != nil {
 		c.Vlan = other.Vlan
 	}
+	if other.Network != "" {
+		c.Network = other.Network
+	}
 	return c
 }
 
@@ -65,6 +80,7 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 	var p struct {
 		PodIfName *string          `json:"podIfName"`
 		Vlan      *json.RawMessage `json:"vlan"`
+		Network   *string          `json:"network"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -94,7 +110,21 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 		cfg.PodIfName = *p.PodIfName
 	}
-	return cfg, nil
+	if p.Network != nil {
+		if err := ValidateNetworkName(*p.Network); err != nil {
+			return DeviceConfig{}, fmt.Errorf("network: %w", err)
+		}
+		cfg.Network = *p.Network
+	}
+	return cfg, cfg.CheckTogether()
+}
+
+// CheckTogether refuses parameters that do not go together.
+func (c DeviceConfig) CheckTogether() error {
+	if c.Network != "" && c.Vlan != nil {
+		return fmt.Errorf("vlan: %d cannot be asked for together with network %s, which says what the VLAN is; leave one of them out", *c.Vlan, c.Network)
+	}
+	return nil
 }
 
 // checkFieldNames refuses names that encoding/json takes in another case or twice: with two spellings of vlan it
@@ -112,7 +142,7 @@ func checkFieldNames(raw []byte) error {
 		}
 		name, _ := t.(string)
 		switch {
-		case name != "podIfName" && name != "vlan":
+		case name != "podIfName" && name != "vlan" && name != "network":
 			return unknownFieldError(name)
 		case seen[name]:
 			return fmt.Errorf("field %q is given twice", name)
@@ -130,7 +160,7 @@ func checkFieldNames(raw []byte) error {
 }
 
 func unknownFieldError(name string) error {
-	return fmt.Errorf("unknown field %.64q, allowed are podIfName and vlan", name)
+	return fmt.Errorf("unknown field %.64q, allowed are "+parameterNames, name)
 }
 
 func describeDecodeError(err error) error {

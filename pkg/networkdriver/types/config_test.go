@@ -43,16 +43,16 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"vlan":1} x`:         `data after the end of the parameters object`,
 		`{"vlan":1}]`:          `data after the end of the parameters object`,
 
-		`{"vlna":100}`:                          `unknown field "vlna", allowed are podIfName and vlan`,
-		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are podIfName and vlan`,
-		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are podIfName and vlan`,
-		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are podIfName and vlan`,
-		`{"":1}`:                                `unknown field "", allowed are podIfName and vlan`,
+		`{"vlna":100}`:                          `unknown field "vlna", allowed are network, podIfName and vlan`,
+		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are network, podIfName and vlan`,
+		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are network, podIfName and vlan`,
+		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are network, podIfName and vlan`,
+		`{"":1}`:                                `unknown field "", allowed are network, podIfName and vlan`,
 		`{"vlan":1,"vlan":2}`:                   `field "vlan" is given twice`,
 		`{"vlan":1,"vl\u0061n":2}`:              `field "vlan" is given twice`,
 		`{"vlan":null}`:                         `vlan: null is not a value; leave the field out`,
 		`{"podIfName":null}`:                    `podIfName: null is not a value; leave the field out`,
-		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are podIfName and vlan`,
+		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are network, podIfName and vlan`,
 
 		`{"vlan":-1}`:                   `vlan: -1 is not in 0..4094`,
 		`{"vlan":4095}`:                 `vlan: 4095 is not in 0..4094`,
@@ -62,6 +62,13 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"vlan":[1]}`:                  `vlan: [1] is not a whole number from 0 to 4094`,
 		`{"vlan":99999999999999999999}`: `vlan: 99999999999999999999 is not a whole number from 0 to 4094`,
 		`{"vlan":` + strings.Repeat("9", 5000) + `}`: `vlan: ` + strings.Repeat("9", 64) + ` is not a whole number from 0 to 4094`,
+
+		`{"network":7}`:                  `network: a JSON number is not a string`,
+		`{"network":""}`:                 `network: "" is not the name of a network: at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit, are allowed`,
+		`{"network":"a.b"}`:              `network: "a.b" is not the name of a network: at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit, are allowed`,
+		`{"network":null}`:               `network: null is not a value; leave the field out`,
+		`{"network":"storage","vlan":0}`: `vlan: 0 cannot be asked for together with network storage, which says what the VLAN is; leave one of them out`,
+		`{"joined":{"vlan":5}}`:          `unknown field "joined", allowed are network, podIfName and vlan`,
 
 		`{"podIfName":7}`:      `podIfName: a JSON number is not a string`,
 		`{"podIfName":["x"]}`:  `podIfName: a JSON array is not a string`,
@@ -102,6 +109,37 @@ func TestOverride(t *testing.T) {
 	require.Equal(t, "a", base.PodIfName, "values are immutable")
 	require.Equal(t, 10, base.VLAN())
 	require.Zero(t, DeviceConfig{}.VLAN())
+	require.Equal(t, DeviceConfig{PodIfName: "a", Vlan: &ten, Network: "n"}, base.Override(DeviceConfig{Network: "n"}))
+}
+
+// What a network says counts, and is checked where it is read again.
+func TestJoined(t *testing.T) {
+	yes, rate := true, 100
+	whole := DeviceConfig{Network: "storage", Joined: &Network{VLAN: 7, VLANPriority: 3, VLANProtocol: "802.1ad", MTU: 9000, VF: VFRights{Trust: &yes}}}
+	require.NoError(t, whole.Check())
+	require.Equal(t, Tag{VLAN: 7, Priority: 3, Protocol: "802.1ad"}, whole.Tag())
+	require.Equal(t, 9000, whole.MTU())
+	require.Equal(t, VFRights{Trust: &yes}, whole.Rights())
+	require.Equal(t, DeviceConfig{Network: "storage"}, whole.Asked())
+	require.Zero(t, DeviceConfig{}.MTU())
+	require.True(t, DeviceConfig{}.Rights().IsZero())
+
+	negative := -1
+	for want, cfg := range map[string]DeviceConfig{
+		`joined: is missing although the network "n" is named`: {Network: "n"},
+		`joined: is set although no network is named`:          {Joined: &Network{}},
+		`network: "a.b" is not the name of a network: at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit, are allowed`: {Network: "a.b", Joined: &Network{}},
+		`vlan: 100 cannot be asked for together with network n, which says what the VLAN is; leave one of them out`:                                            {Network: "n", Vlan: &rate, Joined: &Network{}},
+		`joined.vlan: 4095 is not in 0..4094`:                                    {Network: "n", Joined: &Network{VLAN: 4095}},
+		`joined.vlanPriority: 8 is not in 0..7`:                                  {Network: "n", Joined: &Network{VLAN: 1, VLANPriority: 8}},
+		`joined.vlanProtocol: "802.1Q" is not 802.1ad`:                           {Network: "n", Joined: &Network{VLAN: 1, VLANProtocol: "802.1Q"}},
+		`joined.vlan: is missing although priority or protocol of a tag are set`: {Network: "n", Joined: &Network{VLANPriority: 1}},
+		`joined.mtu: -1 is not in 0..65535`:                                      {Network: "n", Joined: &Network{MTU: -1}},
+		`joined.vf.linkState: "up" is not a state`:                               {Network: "n", Joined: &Network{VF: VFRights{LinkState: "up"}}},
+		`joined.vf.minTxRate: -1 is not in 0..2147483647`:                        {Network: "n", Joined: &Network{VF: VFRights{MinTxRate: &negative}}},
+	} {
+		require.EqualError(t, cfg.Check(), want)
+	}
 }
 
 // The configuration is shown, and stored, under the names that a claim uses.

@@ -10,9 +10,22 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 )
 
-// RecordVersion is the version of the record's format that is written. Fields may be added without a new version;
-// a reader refuses versions it does not know.
-const RecordVersion = 1
+// Versions of the record's format. Fields may be added without a new version if an agent that does not know them does
+// nothing wrong; a reader refuses versions it does not know.
+const (
+	// RecordVersion is the version of a record without a network.
+	RecordVersion = 1
+	// RecordVersionNetwork is the version of one with a network: an agent that knows of none would take the device out of its VLAN.
+	RecordVersionNetwork = 2
+)
+
+// RecordVersionOf returns the version in which a device with the configuration is recorded.
+func RecordVersionOf(cfg DeviceConfig) int {
+	if cfg.Joined != nil {
+		return RecordVersionNetwork
+	}
+	return RecordVersion
+}
 
 // Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is
 // what survives a reboot of the node, and the loss of the node's journal. Whoever may write the claim's status may forge it, so it counts only where
@@ -41,8 +54,8 @@ func DecodeRecord(raw []byte) (Record, error) {
 		return Record{}, fmt.Errorf("decode record: %w", err)
 	}
 	switch {
-	case r.Version != RecordVersion:
-		return Record{}, fmt.Errorf("record has version %d, version %d is understood", r.Version, RecordVersion)
+	case r.Version != RecordVersionOf(r.Config):
+		return Record{}, fmt.Errorf("record has version %d, version %d is understood", r.Version, RecordVersionOf(r.Config))
 	case r.Manager == "" || r.PodUID == "" || r.BootID == "" || len(r.Device) == 0 || string(r.Device) == "null":
 		return Record{}, fmt.Errorf("record is incomplete: manager, podUID, bootID and device are needed")
 	}

@@ -31,6 +31,20 @@ func TestRecord(t *testing.T) {
 	require.NoError(t, err, "fields may be added without a new version")
 }
 
+// An agent that knows no networks must not take a record with one for one without.
+func TestRecordWithNetwork(t *testing.T) {
+	r := validRecord()
+	r.Config = DeviceConfig{Network: "storage", Joined: &Network{VLAN: 5}}
+	r.Version = RecordVersionOf(r.Config)
+	raw, err := json.Marshal(r)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"version":2,"manager":"sr-iov","podUID":"pod","bootID":"boot",
+		"config":{"network":"storage","joined":{"vlan":5}},"device":{"addr":"0000:03:00.1"}}`, string(raw))
+	got, err := DecodeRecord(raw)
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+}
+
 func TestDecodeRecordRefuses(t *testing.T) {
 	number := func(n int) *int { return &n }
 	for _, tt := range []struct {
@@ -74,7 +88,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		require.Equal(t, RecordVersion, r.Version)
+		require.Equal(t, RecordVersionOf(r.Config), r.Version)
 		require.NotEmpty(t, r.Manager)
 		require.NotEmpty(t, r.PodUID)
 		require.NotEmpty(t, r.BootID)

@@ -25,6 +25,10 @@ type Case struct {
 	// spec is valid.
 	Field string
 
+	// GoOnly is set where the schema's rules cannot tell the fault, such as the
+	// order of addresses, and Validate alone does.
+	GoOnly bool
+
 	// SchemaOnly is set where the fault cannot be told in the Go types, such
 	// as a field of the wrong type.
 	SchemaOnly bool
@@ -36,6 +40,102 @@ func (c Case) Node() string {
 		return c.NodeName
 	}
 	return "worker-node-1"
+}
+
+// Address returns the spec of a case of an address.
+func (c Case) Address() string {
+	return "network: storage\nnode: worker-1\nnamespace: default\nclaim: {name: c, uid: u}\npod: {name: p, uid: v}\nrequest: net\ndevice: dummy0\n" + c.YAML
+}
+
+// Networks are specs of networks. Field is below the object here, and NodeName
+// the network's name.
+var Networks = []Case{
+	{Name: "smallest", YAML: `namespaceSelector: {}`},
+	{Name: "every field", NodeName: strings.Repeat("n", 63), YAML: `
+namespaceSelector: {matchLabels: {team: storage}, matchExpressions: [{key: env, operator: In, values: [prod]}]}
+pools: [sriov-pool, rack.2]
+vlan: 4094
+vlanPriority: 7
+vlanProtocol: 802.1ad
+mtu: 9000
+vf: {trust: false, spoofCheck: true, linkState: Auto, minTxRate: 100, maxTxRate: 1000}`},
+	{Name: "priority 0 without VLAN", YAML: `{namespaceSelector: {}, vlanPriority: 0, vlanProtocol: 802.1Q}`},
+	{Name: "a rate of its own, no limit", YAML: `{namespaceSelector: {}, vf: {minTxRate: 100, maxTxRate: 0}}`},
+
+	{Name: "no selector", YAML: `vlan: 5`, Field: "spec.namespaceSelector"},
+	{Name: "bad selector", YAML: `namespaceSelector: {matchExpressions: [{key: a, operator: In}]}`, Field: "spec.namespaceSelector.matchExpressions[0].values"},
+	{Name: "name with a dot", NodeName: "a.b", YAML: `namespaceSelector: {}`, Field: "metadata"},
+	{Name: "name too long", NodeName: strings.Repeat("n", 64), YAML: `namespaceSelector: {}`, Field: "metadata"},
+	{Name: "pool twice", YAML: `{namespaceSelector: {}, pools: [a, a]}`, Field: "spec.pools[1]"},
+	{Name: "bad pool", YAML: `{namespaceSelector: {}, pools: [A]}`, Field: "spec.pools[0]"},
+	{Name: "VLAN too high", YAML: `{namespaceSelector: {}, vlan: 4095}`, Field: "spec.vlan"},
+	{Name: "VLAN below 0", YAML: `{namespaceSelector: {}, vlan: -1}`, Field: "spec.vlan"},
+	{Name: "priority too high", YAML: `{namespaceSelector: {}, vlan: 5, vlanPriority: 8}`, Field: "spec.vlanPriority"},
+	{Name: "priority without VLAN", YAML: `{namespaceSelector: {}, vlanPriority: 3}`, Field: "spec.vlanPriority"},
+	{Name: "protocol without VLAN", YAML: `{namespaceSelector: {}, vlan: 0, vlanProtocol: 802.1ad}`, Field: "spec.vlanProtocol"},
+	{Name: "unknown protocol", YAML: `{namespaceSelector: {}, vlan: 5, vlanProtocol: 802.1q}`, Field: "spec.vlanProtocol"},
+	{Name: "MTU too small", YAML: `{namespaceSelector: {}, mtu: 67}`, Field: "spec.mtu"},
+	{Name: "MTU too large", YAML: `{namespaceSelector: {}, mtu: 65536}`, Field: "spec.mtu"},
+	{Name: "unknown link state", YAML: `{namespaceSelector: {}, vf: {linkState: up}}`, Field: "spec.vf.linkState"},
+	{Name: "trust is text", YAML: `{namespaceSelector: {}, vf: {trust: "on"}}`, Field: "spec.vf.trust", SchemaOnly: true},
+	{Name: "rates crossed", YAML: `{namespaceSelector: {}, vf: {minTxRate: 100, maxTxRate: 99}}`, Field: "spec.vf.minTxRate"},
+	{Name: "subnets", YAML: `
+namespaceSelector: {}
+mtu: 1280
+subnets:
+- {cidr: 192.0.2.0/24, gateway: 192.0.2.1, ranges: [{from: 192.0.2.10, to: 192.0.2.20}, {from: 192.0.2.30, to: 192.0.2.30}], exclude: [192.0.2.12, 192.0.2.16/30]}
+- {cidr: 198.51.100.0/31, nodeSelector: {matchLabels: {rack: r1}}}
+- {cidr: 203.0.113.7/32}
+- {cidr: '2001:db8::/64', gateway: '2001:db8::1', exclude: ['2001:db8::ff00/120']}
+routes: [{to: 10.0.0.0/8}, {to: 10.0.0.0/8, metric: 5}, {to: 0.0.0.0/0, via: 192.0.2.2}, {to: '::/0'}]
+policyRouting: {derive: {nexthopNetAddrOffset: 1, routeDstPrefixLen: 16}}`},
+	{Name: "policy routing alone", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], policyRouting: {}}`},
+	{Name: "no subnet in subnets", YAML: `{namespaceSelector: {}, subnets: []}`, Field: "spec.subnets", SchemaOnly: true},
+	{Name: "host bits", YAML: subnet(`cidr: 192.0.2.1/24`), Field: "spec.subnets[0].cidr"},
+	{Name: "no prefix length", YAML: subnet(`cidr: 192.0.2.0`), Field: "spec.subnets[0].cidr"},
+	{Name: "IPv6 not canonical", YAML: subnet(`cidr: '2001:DB8::/64'`), Field: "spec.subnets[0].cidr"},
+	{Name: "IPv4-mapped", YAML: subnet(`cidr: '::ffff:192.0.2.0/120'`), Field: "spec.subnets[0].cidr"},
+	{Name: "no CIDR", YAML: `{namespaceSelector: {}, subnets: [{gateway: 192.0.2.1}]}`, Field: "spec.subnets[0].cidr", SchemaOnly: true},
+	{Name: "multicast", YAML: subnet(`cidr: 224.0.0.0/24`), Field: "spec.subnets[0].cidr", GoOnly: true},
+	{Name: "loopback", YAML: subnet(`cidr: 127.0.0.0/24`), Field: "spec.subnets[0].cidr", GoOnly: true},
+	{Name: "gateway elsewhere", YAML: subnet(`cidr: 192.0.2.0/24, gateway: 192.0.3.1`), Field: "spec.subnets[0].gateway"},
+	{Name: "gateway of the other family", YAML: subnet(`cidr: 192.0.2.0/24, gateway: '2001:db8::1'`), Field: "spec.subnets[0].gateway"},
+	{Name: "gateway is no address", YAML: subnet(`cidr: 192.0.2.0/24, gateway: router`), Field: "spec.subnets[0].gateway"},
+	{Name: "gateway of one address", YAML: subnet(`cidr: 192.0.2.1/32, gateway: 192.0.2.1`), Field: "spec.subnets[0].gateway"},
+	{Name: "gateway is the subnet's own address", YAML: subnet(`cidr: 192.0.2.0/24, gateway: 192.0.2.0`), Field: "spec.subnets[0].gateway", GoOnly: true},
+	{Name: "gateway is the broadcast address", YAML: subnet(`cidr: 192.0.2.0/24, gateway: 192.0.2.255`), Field: "spec.subnets[0].gateway", GoOnly: true},
+	{Name: "range elsewhere", YAML: subnet(`cidr: 192.0.2.0/24, ranges: [{from: 192.0.2.1, to: 192.0.3.1}]`), Field: "spec.subnets[0].ranges"},
+	{Name: "range reversed", YAML: subnet(`cidr: 192.0.2.0/24, ranges: [{from: 192.0.2.9, to: 192.0.2.10}, {from: 192.0.2.20, to: 192.0.2.9}]`), Field: "spec.subnets[0].ranges[1]", GoOnly: true},
+	{Name: "range end is no address", YAML: subnet(`cidr: 192.0.2.0/24, ranges: [{from: 192.0.2.1, to: 192.0.2}]`), Field: "spec.subnets[0].ranges[0].to"},
+	{Name: "nothing left to give out", YAML: subnet(`cidr: 192.0.2.0/30, gateway: 192.0.2.1, exclude: [192.0.2.2]`), Field: "spec.subnets[0]", GoOnly: true},
+	{Name: "bad exclude", YAML: subnet(`cidr: 192.0.2.0/24, exclude: [192.0.2.1/24]`), Field: "spec.subnets[0].exclude[0]"},
+	{Name: "bad node selector", YAML: subnet(`cidr: 192.0.2.0/24, nodeSelector: {matchLabels: {rack: a/b}}`), Field: "spec.subnets[0].nodeSelector.matchLabels"},
+	{Name: "subnets overlap", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}, {cidr: 10.0.0.0/8}, {cidr: 192.0.2.128/25}]}`, Field: "spec.subnets"},
+	{Name: "subnet twice", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}, {cidr: 192.0.2.0/24}]}`, Field: "spec.subnets"},
+	{Name: "route twice", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24, gateway: 192.0.2.1}], routes: [{to: 10.0.0.0/8}, {to: 10.0.0.0/8, metric: 0}]}`, Field: "spec.routes[1]"},
+	{Name: "route without a gateway", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24, gateway: 192.0.2.1}], routes: [{to: '2001:db8::/32'}]}`, Field: "spec.routes"},
+	{Name: "route via the other family", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], routes: [{to: 10.0.0.0/8, via: '2001:db8::1'}]}`, Field: "spec.routes[0].via"},
+	{Name: "route via elsewhere", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], routes: [{to: 10.0.0.0/8, via: 192.0.3.1}]}`, Field: "spec.routes[0].via", GoOnly: true},
+	{Name: "route with host bits", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24, gateway: 192.0.2.1}], routes: [{to: 10.0.0.1/8}]}`, Field: "spec.routes[0].to"},
+	{Name: "negative metric", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24, gateway: 192.0.2.1}], routes: [{to: 10.0.0.0/8, metric: -1}]}`, Field: "spec.routes[0].metric"},
+	{Name: "policy routing without subnets", YAML: `{namespaceSelector: {}, policyRouting: {}}`, Field: "spec.policyRouting"},
+	{Name: "derived routes' prefix too long", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], policyRouting: {derive: {nexthopNetAddrOffset: 1, routeDstPrefixLen: 33}}}`, Field: "spec.policyRouting.derive.routeDstPrefixLen"},
+	{Name: "negative offset", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], policyRouting: {derive: {nexthopNetAddrOffset: -1, routeDstPrefixLen: 8}}}`, Field: "spec.policyRouting.derive.nexthopNetAddrOffset"},
+	{Name: "MTU too small for IPv6", YAML: `{namespaceSelector: {}, mtu: 1279, subnets: [{cidr: '2001:db8::/64'}]}`, Field: "spec.mtu"},
+	{Name: "negative rate", YAML: `{namespaceSelector: {}, vf: {maxTxRate: -1}}`, Field: "spec.vf.maxTxRate"},
+}
+
+// Addresses are specs of addresses without the fields that all of them have.
+// Field is below the object here, and NodeName the address's name.
+var Addresses = []Case{
+	{Name: "IPv4", NodeName: "storage.192.0.2.10", YAML: `address: 192.0.2.10`},
+	{Name: "IPv6", NodeName: "storage.2001-0db8-0000-0000-0000-0000-0000-0010", YAML: `address: '2001:db8::10'`},
+	{Name: "another network", NodeName: "backup.192.0.2.10", YAML: `address: 192.0.2.10`, Field: "metadata"},
+	{Name: "another address", NodeName: "storage.192.0.2.11", YAML: `address: 192.0.2.10`, Field: "metadata"},
+	{Name: "another IPv6 address", NodeName: "storage.2001-0db8-0000-0000-0000-0000-0000-0011", YAML: `address: '2001:db8::10'`, Field: "metadata"},
+	{Name: "short IPv6 name", NodeName: "storage.2001-db8--10", YAML: `address: '2001:db8::10'`, Field: "metadata"},
+	{Name: "no address", NodeName: "storage.x", YAML: `address: x`, Field: "spec.address"},
+	{Name: "not canonical", NodeName: "storage.2001-0db8-0000-0000-0000-0000-0000-0010", YAML: `address: '2001:DB8::10'`, Field: "spec.address"},
 }
 
 // All are all cases.
@@ -67,6 +167,8 @@ pools:
     vendorIDs: ['0x8086']
     deviceIDs: ['0x10ca']
     drivers: [igbvf, vfio-pci, mlx5_core]`},
+	{Name: "what claims may ask", YAML: `pools: [{name: a, claims: Any}, {name: b, claims: NetworkOnly}, {name: c, claims: None}]`},
+	{Name: "unknown answer to what claims may ask", YAML: `pools: [{name: a}, {name: b, claims: none}]`, Field: "pools[1].claims"},
 	{Name: "no filter and an empty one", YAML: `pools: [{name: none}, {name: all, filter: {}}]`},
 	{Name: "pools that overlap by other fields than ifNames", YAML: `
 pools: [{name: a, filter: {pfNames: [ens1f0]}}, {name: b, filter: {pfNames: [ens1f0], drivers: [igbvf]}}]`},
@@ -172,6 +274,10 @@ matchExpressions:
 }
 
 var longKey = strings.Repeat("d", 63) + "." + strings.Repeat("e", 63) + "/" + strings.Repeat("k", 63)
+
+func subnet(fields string) string {
+	return fmt.Sprintf("{namespaceSelector: {}, subnets: [{%s}]}", fields)
+}
 
 func expression(key, rest string) string {
 	return fmt.Sprintf("matchExpressions: [{key: %s, %s}]", key, rest)

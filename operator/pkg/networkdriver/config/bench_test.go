@@ -68,7 +68,7 @@ func clusterConfigEvent(name string, second int, selector map[string]v2alpha1.La
 			CreationTimestamp: metav1.NewTime(time.Unix(int64(second), 0)),
 		},
 		Spec: clusterConfigSpec{
-			NodeSelector: &v2alpha1.NodeSelector{MatchLabels: selector},
+			NodeSelector: &v2alpha1.LabelSelector{MatchLabels: selector},
 			Spec:         json.RawMessage(fmt.Sprintf(`{"deviceManagerConfigs":{"dummy":{"enabled":true,"count":%d}}}`, dummies)),
 		},
 	}}

@@ -75,8 +75,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Int("network-driver-write-burst", c.NetworkDriverWriteBurst, "Writes of node configs and statuses in a burst")
 }
 
-// enabled is true for either spelling of the flag.
-func (c Config) enabled() bool { return c.EnableNetworkDriver || c.EnableCiliumNetworkDriver }
+// Enabled is true for either spelling of the flag.
+func (c Config) Enabled() bool { return c.EnableNetworkDriver || c.EnableCiliumNetworkDriver }
 
 func (c Config) validate() error {
 	switch {
@@ -112,7 +112,7 @@ type Params struct {
 }
 
 func register(p Params) error {
-	if !p.Config.enabled() {
+	if !p.Config.Enabled() {
 		return nil
 	}
 	if err := p.Config.validate(); err != nil {

@@ -33,9 +33,9 @@ func TestConfigMistakes(t *testing.T) {
 		change(&config)
 		require.ErrorContains(t, config.validate(), flag+":")
 	}
-	require.False(t, defaultConfig.enabled())
-	require.True(t, Config{EnableNetworkDriver: true}.enabled())
-	require.True(t, Config{EnableCiliumNetworkDriver: true}.enabled())
+	require.False(t, defaultConfig.Enabled())
+	require.True(t, Config{EnableNetworkDriver: true}.Enabled())
+	require.True(t, Config{EnableCiliumNetworkDriver: true}.Enabled())
 }
 
 // TestGate: an API server that is away closes the gate, for longer each time, and an answer of any kind opens it.

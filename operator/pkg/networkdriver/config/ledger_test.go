@@ -363,7 +363,7 @@ func TestInvalidKeepsWhatItSelected(t *testing.T) {
 	require.Equal(t, "b=1", *status.LastValidSelector)
 	bad := clusterConfigEvent("b", 1, nil, 2)
 	bad.object.Generation, bad.object.Status = 2, status
-	bad.object.Spec.NodeSelector.MatchExpressions = []v2alpha1.NodeSelectorRequirement{{Key: "b", Operator: "?"}}
+	bad.object.Spec.NodeSelector.MatchExpressions = []v2alpha1.LabelSelectorRequirement{{Key: "b", Operator: "?"}}
 	b := newBatch()
 	b.clusterConfigs["b"] = bad
 	require.Empty(t, l.apply(b).nodes)

@@ -30,8 +30,8 @@ type clusterConfig struct {
 }
 
 type clusterConfigSpec struct {
-	NodeSelector *v2alpha1.NodeSelector `json:"nodeSelector,omitempty"`
-	Spec         json.RawMessage        `json:"spec,omitempty"`
+	NodeSelector *v2alpha1.LabelSelector `json:"nodeSelector,omitempty"`
+	Spec         json.RawMessage         `json:"spec,omitempty"`
 }
 
 type clusterConfigList struct {
@@ -135,7 +135,7 @@ func (c *clusterConfig) selector() (labels.Selector, error) {
 	if c.Spec.NodeSelector == nil {
 		return labels.Everything(), nil
 	}
-	return metav1.LabelSelectorAsSelector(c.Spec.NodeSelector.LabelSelector())
+	return metav1.LabelSelectorAsSelector(c.Spec.NodeSelector.AsLabelSelector())
 }
 
 // lastValidSelector returns the last selector that was valid, from the status; nil when that is not known.

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package v2alpha1
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"net/netip"
+
+	"go4.org/netipx"
+)
+
+// Addresses returns what of the subnet is given out, for a valid subnet.
+func (s *NetworkSubnet) Addresses() (*netipx.IPSet, error) {
+	cidr, err := parseSubnet(s.CIDR)
+	if err != nil {
+		return nil, fmt.Errorf("cidr: %w", err)
+	}
+	var set netipx.IPSetBuilder
+	if len(s.Ranges) == 0 {
+		set.AddPrefix(cidr)
+		if cidr.Bits() < cidr.Addr().BitLen()-1 {
+			set.Remove(cidr.Addr())
+			if cidr.Addr().Is4() {
+				set.Remove(netipx.PrefixLastIP(cidr))
+			}
+		}
+	}
+	for i, r := range s.Ranges {
+		from, err := netip.ParseAddr(r.From)
+		if err != nil {
+			return nil, fmt.Errorf("ranges[%d].from: %w", i, err)
+		}
+		to, err := netip.ParseAddr(r.To)
+		if err != nil {
+			return nil, fmt.Errorf("ranges[%d].to: %w", i, err)
+		}
+		set.AddRange(netipx.IPRangeFrom(from, to))
+	}
+	for i, value := range s.Exclude {
+		excluded, err := parseExcluded(value)
+		if err != nil {
+			return nil, fmt.Errorf("exclude[%d]: %w", i, err)
+		}
+		set.RemovePrefix(excluded)
+	}
+	if s.Gateway != "" {
+		gateway, err := netip.ParseAddr(s.Gateway)
+		if err != nil {
+			return nil, fmt.Errorf("gateway: %w", err)
+		}
+		set.Remove(gateway)
+	}
+	return set.IPSet()
+}
+
+// CountAddresses returns the number of addresses in a set, at most MaxInt64.
+func CountAddresses(set *netipx.IPSet) int64 {
+	count := new(big.Int)
+	for _, r := range set.Ranges() {
+		count.Add(count, SizeOfRange(r))
+	}
+	if !count.IsInt64() {
+		return math.MaxInt64
+	}
+	return count.Int64()
+}
+
+// SizeOfRange returns the number of addresses in a range.
+func SizeOfRange(r netipx.IPRange) *big.Int {
+	from, to := new(big.Int).SetBytes(r.From().AsSlice()), new(big.Int).SetBytes(r.To().AsSlice())
+	return to.Sub(to, from).Add(to, big.NewInt(1))
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networks
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+func network(name string, age int, vlan int32, pools []string, cidrs ...string) v2alpha1.CiliumNetworkDriverNetwork {
+	n := v2alpha1.CiliumNetworkDriverNetwork{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Generation: 1, CreationTimestamp: metav1.NewTime(time.Unix(int64(1000-age), 0)),
+	}}
+	n.Spec = v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Vlan: vlan, Pools: pools}
+	for _, cidr := range cidrs {
+		n.Spec.Subnets = append(n.Spec.Subnets, v2alpha1.NetworkSubnet{CIDR: cidr})
+	}
+	return n
+}
+
+func TestConflict(t *testing.T) {
+	old := network("old", 9, 7, []string{"a", "b"}, "192.0.2.0/24", "2001:db8::/64")
+	for name, tt := range map[string]struct {
+		network v2alpha1.CiliumNetworkDriverNetwork
+		with    string
+	}{
+		"overlap":          {network("n", 1, 7, []string{"b"}, "198.51.100.0/24", "192.0.2.128/25"), "192.0.2.128/25"},
+		"all pools":        {network("n", 1, 7, nil, "192.0.0.0/16"), "192.0.0.0/16"},
+		"IPv6":             {network("n", 1, 7, nil, "2001:db8::/48"), "2001:db8::/48"},
+		"same age by name": {network("p", 9, 7, nil, "192.0.2.0/24"), "192.0.2.0/24"},
+		"another VLAN":     {network("n", 1, 8, nil, "192.0.2.0/24"), ""},
+		"other pools":      {network("n", 1, 7, []string{"c"}, "192.0.2.0/24"), ""},
+		"other addresses":  {network("n", 1, 7, nil, "192.0.3.0/24"), ""},
+		"no addresses":     {network("n", 1, 7, nil), ""},
+		"older":            {network("n", 10, 7, nil, "192.0.2.0/24"), ""},
+		"same age, lower":  {network("a", 9, 7, nil, "192.0.2.0/24"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := tt.network
+			other, subnet := conflict(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old})
+			require.Equal(t, tt.with, subnet)
+			require.Equal(t, tt.with != "", other == "old")
+			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old})
+			require.Equal(t, tt.with == "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionReady))
+			require.Equal(t, tt.with != "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionNetworkConflicting))
+		})
+	}
+
+	invalid := network("bad", 10, 7, nil, "192.0.2.0/24")
+	invalid.Spec.Subnets[0].Gateway = "192.0.2.0"
+	judge(&invalid, nil)
+	ready := meta.FindStatusCondition(invalid.Status.Conditions, v2alpha1.ConditionReady)
+	require.Equal(t, reasonInvalid, ready.Reason)
+	require.Contains(t, ready.Message, "spec.subnets[0].gateway")
+	other, _ := conflict(&old, []v2alpha1.CiliumNetworkDriverNetwork{invalid})
+	require.Empty(t, other, "what claims cannot join is in nobody's way")
+	require.Len(t, truncated(strings.Repeat("x", 5000)), 1024)
+}
+
+func TestCount(t *testing.T) {
+	n := network("n", 1, 7, nil, "192.0.2.0/29", "2001:db8::/64", "198.51.100.0/31")
+	var addresses []v2alpha1.CiliumNetworkDriverAddress
+	for i, addr := range []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "203.0.113.1"} {
+		addresses = append(addresses, v2alpha1.CiliumNetworkDriverAddress{Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
+			Address: addr, Claim: v2alpha1.AddressOwner{UID: fmt.Sprint("claim", i/2)},
+		}})
+	}
+	count(&n, addresses)
+	require.Equal(t, v2alpha1.CiliumNetworkDriverNetworkStatus{
+		UsedAddresses: 4, FreeAddresses: math.MaxInt64, Claims: 2,
+		Subnets: []v2alpha1.NetworkSubnetStatus{
+			{CIDR: "192.0.2.0/29", Used: 2, Free: 4}, {CIDR: "2001:db8::/64", Used: 1, Free: math.MaxInt64 - 1}, {CIDR: "198.51.100.0/31", Free: 2},
+		},
+	}, n.Status)
+	count(&n, nil)
+	require.Zero(t, n.Status.UsedAddresses)
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networks
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+)
+
+// countDelay is how long addresses are collected that come and go, before they are counted again.
+const countDelay = 2 * time.Second
+
+// Reasons of the conditions.
+const (
+	reasonReady       = "Ready"
+	reasonInvalid     = "Invalid"
+	reasonConflicting = "Conflicting"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// later has an object looked at some time after an address of it came or went.
+func later(nameOf func(*v2alpha1.CiliumNetworkDriverAddress) string) handler.EventHandler {
+	add := func(o client.Object, q queue) {
+		if address, ok := o.(*v2alpha1.CiliumNetworkDriverAddress); ok {
+			q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: nameOf(address)}}, countDelay)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(e.Object, q) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) { add(e.Object, q) },
+	}
+}
+
+// statusReconciler writes the status of networks.
+type statusReconciler struct {
+	log     *slog.Logger
+	client  client.Client
+	metrics *metrics
+}
+
+// all has all networks looked at, since a conflict is one of two.
+func (r *statusReconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	list := &v2alpha1.CiliumNetworkDriverNetworkList{}
+	if err := r.client.List(ctx, list); err != nil {
+		r.log.Error("Networks cannot be listed", "error", err)
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: list.Items[i].Name}})
+	}
+	return requests
+}
+
+// Reconcile implements [reconcile.Reconciler].
+func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	networks := &v2alpha1.CiliumNetworkDriverNetworkList{}
+	if err := r.client.List(ctx, networks); err != nil {
+		return reconcile.Result{}, err
+	}
+	i := slices.IndexFunc(networks.Items, func(n v2alpha1.CiliumNetworkDriverNetwork) bool { return n.Name == request.Name })
+	if i < 0 {
+		r.metrics.forget(request.Name)
+		return reconcile.Result{}, nil
+	}
+	network := &networks.Items[i]
+	addresses := &v2alpha1.CiliumNetworkDriverAddressList{}
+	// What is listed is only read: a copy of each of many addresses would cost more than all else.
+	err := r.client.List(ctx, addresses, client.MatchingLabels{v2alpha1.LabelNetwork: network.Name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	before := network.DeepCopy()
+	network.Status.ObservedGeneration = network.Generation
+	count(network, addresses.Items)
+	judge(network, networks.Items)
+	r.metrics.set(network)
+	if reflect.DeepEqual(before.Status, network.Status) {
+		return reconcile.Result{}, nil
+	}
+	if err := r.client.Status().Patch(ctx, network, client.MergeFrom(before)); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	was, is := readyOf(before), readyOf(network)
+	if was != is {
+		r.log.Info("Network's state has changed", "network", network.Name, "before", was, "now", is)
+	}
+	return reconcile.Result{}, nil
+}
+
+func readyOf(n *v2alpha1.CiliumNetworkDriverNetwork) string {
+	if c := meta.FindStatusCondition(n.Status.Conditions, v2alpha1.ConditionReady); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
+// count counts the network's addresses.
+func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) {
+	status := &network.Status
+	status.UsedAddresses, status.FreeAddresses, status.Claims, status.Subnets = 0, 0, 0, nil
+	claims := map[string]bool{}
+	used := map[string]int64{}
+	prefixes := map[string]netip.Prefix{}
+	for _, s := range network.Spec.Subnets {
+		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil {
+			prefixes[s.CIDR] = prefix
+		}
+	}
+	for i := range addresses {
+		spec := &addresses[i].Spec
+		claims[spec.Claim.UID] = true
+		status.UsedAddresses++
+		addr, err := netip.ParseAddr(spec.Address)
+		if err != nil {
+			continue
+		}
+		for cidr, prefix := range prefixes {
+			if prefix.Contains(addr) {
+				used[cidr]++
+			}
+		}
+	}
+	status.Claims = int32(min(len(claims), math.MaxInt32))
+	for i := range network.Spec.Subnets {
+		s := &network.Spec.Subnets[i]
+		set, err := s.Addresses()
+		if err != nil {
+			continue // the condition says so
+		}
+		// An address that is no longer given out may still be used.
+		free := max(v2alpha1.CountAddresses(set)-used[s.CIDR], 0)
+		status.Subnets = append(status.Subnets, v2alpha1.NetworkSubnetStatus{CIDR: s.CIDR, Used: used[s.CIDR], Free: free})
+		if free > math.MaxInt64-status.FreeAddresses {
+			status.FreeAddresses = math.MaxInt64
+		} else {
+			status.FreeAddresses += free
+		}
+	}
+}
+
+// judge sets the network's conditions.
+func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork) {
+	ready := metav1.Condition{Type: v2alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonReady, Message: "claims can join"}
+	conflicting := metav1.Condition{Type: v2alpha1.ConditionNetworkConflicting, Status: metav1.ConditionFalse, Reason: reasonReady}
+	if err := network.Validate(); err != nil {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonInvalid, truncated(err.Error())
+	} else if other, subnet := conflict(network, all); other != "" {
+		message := fmt.Sprintf("the older network %s has addresses of %s too, in the same VLAN and on a common pool", other, subnet)
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonConflicting, message
+		conflicting.Status, conflicting.Reason, conflicting.Message = metav1.ConditionTrue, reasonConflicting, message
+	}
+	for _, c := range []metav1.Condition{ready, conflicting} {
+		c.ObservedGeneration = network.Generation
+		meta.SetStatusCondition(&network.Status.Conditions, c)
+	}
+}
+
+// truncated cuts what a condition's message may not hold.
+func truncated(message string) string { return message[:min(len(message), 1024)] }
+
+// conflict returns the older network that the network has a subnet in common with, on one wire.
+func conflict(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork) (name, subnet string) {
+	for i := range all {
+		other := &all[i]
+		if other.Name == network.Name || !older(other, network) || !oneWire(&other.Spec, &network.Spec) || other.Validate() != nil {
+			continue
+		}
+		for _, a := range network.Spec.Subnets {
+			for _, b := range other.Spec.Subnets {
+				if overlaps(a.CIDR, b.CIDR) {
+					return other.Name, a.CIDR
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+func older(a, b *v2alpha1.CiliumNetworkDriverNetwork) bool {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name)) < 0
+}
+
+// oneWire says whether devices of the two may reach each other.
+func oneWire(a, b *v2alpha1.CiliumNetworkDriverNetworkSpec) bool {
+	if a.Vlan != b.Vlan {
+		return false
+	}
+	return len(a.Pools) == 0 || len(b.Pools) == 0 || slices.ContainsFunc(a.Pools, func(pool string) bool { return slices.Contains(b.Pools, pool) })
+}
+
+func overlaps(a, b string) bool {
+	one, err1 := netip.ParsePrefix(a)
+	two, err2 := netip.ParsePrefix(b)
+	return err1 == nil && err2 == nil && one.Overlaps(two)
+}
+
+// metrics are those of networks.
+type metrics struct {
+	addresses *prometheus.GaugeVec
+}
+
+func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
+	m := &metrics{addresses: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "cilium", Subsystem: "networkdriver_operator", Name: "network_addresses",
+		Help: "Addresses of networks, by network, family (ipv4, ipv6) and state (used, free).",
+	}, []string{"network", "family", "state"})}
+	return m, registerer.Register(m.addresses)
+}
+
+func (m *metrics) set(network *v2alpha1.CiliumNetworkDriverNetwork) {
+	m.forget(network.Name)
+	for _, s := range network.Status.Subnets {
+		family := "ipv6"
+		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil && prefix.Addr().Is4() {
+			family = "ipv4"
+		}
+		m.addresses.WithLabelValues(network.Name, family, "used").Add(float64(s.Used))
+		m.addresses.WithLabelValues(network.Name, family, "free").Add(float64(s.Free))
+	}
+}
+
+func (m *metrics) forget(network string) {
+	m.addresses.DeletePartialMatch(prometheus.Labels{"network": network})
+}

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/pause"
+)
+
+const (
+	// fullPatience is how long [Keeper.Take] waits for an address of a network that has none left.
+	fullPatience = 30 * time.Second
+	// firstWait and lastWait bound the pauses in that time.
+	firstWait, lastWait = time.Second, 4 * time.Second
+	// returnTimeout bounds one attempt to give an address back while a claim waits for it.
+	returnTimeout = 2 * time.Second
+	// firstRetry and lastRetry bound the pauses between attempts to give back what could not be given back at once.
+	firstRetry, lastRetry = time.Second, time.Minute
+	// checkInterval is how often the node's addresses are compared with its devices.
+	checkInterval = time.Hour
+	// maxDraws is how many blocks of a subnet are looked at by chance before they are looked at one after the other, and
+	// maxBlocks how many of those.
+	maxDraws, maxBlocks = 16, 4096
+)
+
+// Objects are the address objects of the API server.
+type Objects interface {
+	// Create makes the object; that one of the name exists is an error that [apierrors.IsAlreadyExists] knows.
+	Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
+	Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error)
+	// InBlock returns the names of a network's addresses in the block.
+	InBlock(ctx context.Context, network, block string) ([]string, error)
+	// OfNode returns the addresses of the node.
+	OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
+	// Delete removes the object if it is still that of the UID. One that is gone is no error.
+	Delete(ctx context.Context, name string, uid kubetypes.UID) error
+}
+
+// Keeper takes addresses for the node's devices, and gives them back: nobody else does while the node exists. The API server
+// decides who gets an address, by taking one object of a name.
+type Keeper struct {
+	log     *slog.Logger
+	objects Objects
+	node    string
+	// held returns the devices of the node that are not free, as the journal has them.
+	held func() []*tables.DRAAllocation
+
+	mu sync.Mutex // guards the fields below
+	// returning are objects that are to be deleted, or being deleted, by their names: whoever is to have such an address again makes
+	// another object for it.
+	returning map[string]kubetypes.UID
+	// more is closed when there is more to return.
+	more chan struct{}
+}
+
+// NewKeeper returns the keeper of a node's addresses.
+func NewKeeper(log *slog.Logger, objects Objects, node string, held func() []*tables.DRAAllocation) *Keeper {
+	return &Keeper{log: log, objects: objects, node: node, held: held, returning: map[string]kubetypes.UID{}, more: make(chan struct{})}
+}
+
+// inUse says whether a device of the node has the address of the network.
+func (k *Keeper) inUse(network string, addr netip.Addr) bool {
+	return slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+		return row.Config.Network == network && row.Config.Joined != nil &&
+			slices.ContainsFunc(row.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
+	})
+}
+
+// errFull says that a network has no address left.
+var errFull = errors.New("no address is left")
+
+// Take returns the row with an address of each family that its network offers. note makes a choice durable on the node
+// before the API server is asked for it, so that whatever becomes of this call is known. A network that is full is waited for
+// for a while. When it fails nothing is taken.
+func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	network := row.Config.Joined
+	if network == nil || network.Offer == nil {
+		return row, nil
+	}
+	t := &taking{Keeper: k, row: row, note: note, network: network}
+	for delay, start := firstWait, time.Now(); ; delay = min(2*delay, lastWait) {
+		taken, err := t.takeAll(ctx)
+		if err == nil {
+			return taken, nil
+		}
+		if !errors.Is(err, errFull) || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
+			t.giveBack(context.WithoutCancel(ctx))
+			k.later() // the API server may have taken what it did not answer to
+			return nil, fmt.Errorf("network %s: %w", row.Config.Network, err)
+		}
+	}
+}
+
+// taking is one call of Take.
+type taking struct {
+	*Keeper
+	row     *tables.DRAAllocation
+	note    func(*tables.DRAAllocation) error
+	network *types.Network
+	addrs   []netip.Prefix
+	subnets []types.Subnet
+}
+
+func (t *taking) takeAll(ctx context.Context) (*tables.DRAAllocation, error) {
+	for _, ipv4 := range []bool{true, false} {
+		if slices.ContainsFunc(t.addrs, func(a netip.Prefix) bool { return a.Addr().Is4() == ipv4 }) {
+			continue
+		}
+		var full []string
+		for _, subnet := range t.network.Offer.Subnets {
+			if subnet.Prefix.Addr().Is4() != ipv4 {
+				continue
+			}
+			err := t.takeOf(ctx, subnet)
+			if err == nil {
+				full = nil
+				break
+			}
+			if !errors.Is(err, errFull) {
+				return nil, err
+			}
+			full = append(full, subnet.Prefix.String())
+		}
+		if len(full) > 0 {
+			return nil, fmt.Errorf("%w in %s", errFull, strings.Join(full, ", "))
+		}
+	}
+	return t.with(t.addrs, t.subnets), nil
+}
+
+// with returns the row with the addresses.
+func (t *taking) with(addrs []netip.Prefix, subnets []types.Subnet) *tables.DRAAllocation {
+	return t.row.With(func(r *tables.DRAAllocation) { r.Config.Joined = complete(t.network, addrs, subnets) })
+}
+
+// takeOf takes an address of the subnet. First comes one by chance; if somebody has that, one that is free in its block, and if
+// that is full, in others.
+func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
+	seed := fmt.Sprintf("%s/%s/%s/%s", t.row.ClaimUID, t.row.Request, t.row.DeviceName, subnet.Prefix)
+	seen := map[netip.Prefix]bool{}
+	try := func(block netip.Prefix) (bool, error) {
+		if seen[block] {
+			return false, nil
+		}
+		seen[block] = true
+		return t.takeInBlock(ctx, subnet, block, seed)
+	}
+	draw := 0
+	for addr := range draws(subnet.Addresses, seed) {
+		if draw == 0 {
+			if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
+				return err
+			}
+		}
+		if ok, err := try(blockOf(addr)); ok || err != nil {
+			return err
+		}
+		if draw++; draw == maxDraws {
+			break
+		}
+	}
+	for block := range blocksOf(subnet.Addresses) {
+		if len(seen) > maxBlocks {
+			break
+		}
+		if ok, err := try(block); ok || err != nil {
+			return err
+		}
+	}
+	return errFull
+}
+
+func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block netip.Prefix, seed string) (bool, error) {
+	names, err := t.objects.InBlock(ctx, t.row.Config.Network, v2alpha1.AddressBlock(block.Addr()))
+	if err != nil {
+		return false, fmt.Errorf("list the addresses in %s: %w", block, err)
+	}
+	taken := map[netip.Addr]bool{}
+	for addr := block.Addr(); block.Contains(addr); addr = addr.Next() {
+		taken[addr] = slices.Contains(names, v2alpha1.AddressName(t.row.Config.Network, addr))
+	}
+	for _, addr := range freeIn(subnet.Addresses, block, taken, seed) {
+		if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+// take asks for one address, after the journal knows of it.
+func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr) (bool, error) {
+	addrs := append(slices.Clone(t.addrs), netip.PrefixFrom(addr, subnet.Prefix.Bits()))
+	subnets := append(slices.Clone(t.subnets), subnet)
+	row := t.with(addrs, subnets)
+	if err := t.note(row); err != nil {
+		return false, err
+	}
+	ok, err := t.own(ctx, t.object(row, addr))
+	if ok {
+		t.addrs, t.subnets = addrs, subnets
+	}
+	return ok, err
+}
+
+// own makes the object. One that is there already may be from an earlier try of the same.
+func (t *taking) own(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
+	for {
+		err := t.objects.Create(ctx, object)
+		if err == nil {
+			return true, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return false, fmt.Errorf("take address %s: %w", object.Spec.Address, err)
+		}
+		present, err := t.objects.Get(ctx, object.Name)
+		switch {
+		case apierrors.IsNotFound(err):
+			continue // it was given back meanwhile
+		case err != nil:
+			return false, fmt.Errorf("look whose address %s is: %w", object.Spec.Address, err)
+		case present.Spec != object.Spec || present.DeletionTimestamp != nil:
+			return false, nil
+		}
+		if !t.isReturning(object.Name) {
+			return true, nil
+		}
+		if err := t.objects.Delete(ctx, object.Name, present.UID); err != nil {
+			return false, fmt.Errorf("take address %s anew: %w", object.Spec.Address, err)
+		}
+	}
+}
+
+// giveBack gives back what a call that failed has taken.
+func (t *taking) giveBack(ctx context.Context) {
+	if len(t.addrs) > 0 {
+		t.Return(ctx, t.with(t.addrs, t.subnets))
+	}
+}
+
+// object is the object for an address of a row.
+func (k *Keeper) object(row *tables.DRAAllocation, addr netip.Addr) *v2alpha1.CiliumNetworkDriverAddress {
+	return &v2alpha1.CiliumNetworkDriverAddress{
+		TypeMeta: metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.AddressKind},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   v2alpha1.AddressName(row.Config.Network, addr),
+			Labels: map[string]string{v2alpha1.LabelNetwork: row.Config.Network, v2alpha1.LabelBlock: v2alpha1.AddressBlock(addr)},
+		},
+		Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
+			Network: row.Config.Network, Address: addr.String(), Node: k.node, Namespace: row.ClaimNamespace,
+			Claim: v2alpha1.AddressOwner{Name: row.ClaimName, UID: string(row.ClaimUID)},
+			Pod:   v2alpha1.AddressOwner{Name: row.PodName, UID: string(row.PodUID)}, Request: row.Request, Device: row.DeviceName,
+		},
+	}
+}
+
+// Return gives the row's addresses back, whose device is free: now, or, where that fails, later. It is for the owner of the row.
+func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
+	if row.Config.Joined == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, returnTimeout)
+	defer cancel()
+	for _, a := range row.Config.Joined.Addresses {
+		want := k.object(row, a.Addr())
+		present, err := k.objects.Get(ctx, want.Name)
+		if apierrors.IsNotFound(err) || err == nil && present.Spec != want.Spec {
+			continue
+		}
+		if err == nil {
+			err = k.objects.Delete(ctx, want.Name, present.UID)
+		}
+		if err == nil {
+			k.log.Debug("Address is given back", "network", row.Config.Network, "address", a.Addr(), "claim", row.Claim())
+			continue
+		}
+		k.log.Warn("Address could not be given back, trying again", "network", row.Config.Network, "address", a.Addr(), "claim", row.Claim(), "error", err)
+		k.later()
+	}
+}
+
+// Holds says why the row's addresses are not its device's.
+func (k *Keeper) Holds(ctx context.Context, row *tables.DRAAllocation) error {
+	for _, a := range row.Config.Joined.Addresses {
+		want := k.object(row, a.Addr())
+		present, err := k.objects.Get(ctx, want.Name)
+		if err != nil {
+			return fmt.Errorf("look whose address %s is: %w", a.Addr(), err)
+		}
+		if present.Spec != want.Spec {
+			return fmt.Errorf("address %s is claim %s/%s's", a.Addr(), present.Spec.Namespace, present.Spec.Claim.Name)
+		}
+	}
+	return nil
+}
+
+// later has the node's addresses compared with its devices soon.
+func (k *Keeper) later() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	close(k.more)
+	k.more = make(chan struct{})
+}
+
+func (k *Keeper) isReturning(name string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, returning := k.returning[name]
+	return returning
+}
+
+// Run gives back, until the context ends, what no device of the node has: what an earlier life of the agent left, and what could
+// not be given back at once. The journal has to be complete.
+func (k *Keeper) Run(ctx context.Context) error {
+	delay := firstRetry
+	for {
+		k.mu.Lock()
+		more := k.more
+		k.mu.Unlock()
+		wait := checkInterval
+		if err := k.compare(ctx); err != nil {
+			k.log.Warn("The node's addresses cannot be compared with its devices, trying again", "after", delay, "error", err)
+			wait, delay = delay, min(2*delay, lastRetry)
+		} else {
+			delay = firstRetry
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-more:
+			if !pause.For(ctx, firstRetry) {
+				return nil
+			}
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+		timer.Stop()
+	}
+}
+
+// compare deletes the node's objects for addresses that no device of it has, and makes those that somebody has deleted although a
+// device has them.
+func (k *Keeper) compare(ctx context.Context) error {
+	objects, err := k.objects.OfNode(ctx, k.node)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	names := map[string]bool{}
+	for i := range objects {
+		names[objects[i].Name] = true
+	}
+	for _, row := range k.held() {
+		if row.Config.Joined == nil {
+			continue
+		}
+		for _, a := range row.Config.Joined.Addresses {
+			if object := k.object(row, a.Addr()); !names[object.Name] {
+				errs = append(errs, k.makeAgain(ctx, object))
+			}
+		}
+	}
+	for _, object := range objects {
+		if err := k.returnUnused(ctx, &object); err != nil {
+			errs = append(errs, fmt.Errorf("give address %s of network %s back: %w", object.Spec.Address, object.Spec.Network, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// makeAgain makes the object of an address that a device has. If another one has got the address meanwhile, both may use it.
+func (k *Keeper) makeAgain(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) error {
+	log := k.log.With("network", object.Spec.Network, "address", object.Spec.Address, "claim", object.Spec.Namespace+"/"+object.Spec.Claim.Name,
+		"pod", object.Spec.Namespace+"/"+object.Spec.Pod.Name)
+	err := k.objects.Create(ctx, object)
+	if err == nil {
+		log.Warn("Address of a device was given back by somebody else, and is taken again")
+		return nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("take address %s of network %s again: %w", object.Spec.Address, object.Spec.Network, err)
+	}
+	present, err := k.objects.Get(ctx, object.Name)
+	if err == nil && present.Spec != object.Spec {
+		log.Error("Address of a device was given back by somebody else, and another device has it too; delete one of the pods",
+			"otherNode", present.Spec.Node, "otherPod", present.Spec.Namespace+"/"+present.Spec.Pod.Name)
+	}
+	return nil
+}
+
+func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) error {
+	addr, err := netip.ParseAddr(object.Spec.Address)
+	if err != nil {
+		return err
+	}
+	if k.inUse(object.Spec.Network, addr) {
+		return nil
+	}
+	k.setReturning(object.Name, object.UID)
+	defer k.setReturning(object.Name, "")
+	// Whoever takes it from now on makes another object; who has taken it before is in the journal.
+	if k.inUse(object.Spec.Network, addr) {
+		return nil
+	}
+	if err := k.objects.Delete(ctx, object.Name, object.UID); err != nil {
+		return err
+	}
+	k.log.Info("Address that no device has any more is given back", "network", object.Spec.Network, "address", object.Spec.Address,
+		"claim", object.Spec.Namespace+"/"+object.Spec.Claim.Name)
+	return nil
+}
+
+// setReturning notes that the object is being deleted; no UID takes that back.
+func (k *Keeper) setReturning(name string, uid kubetypes.UID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if uid == "" {
+		delete(k.returning, name)
+	} else {
+		k.returning[name] = uid
+	}
+}

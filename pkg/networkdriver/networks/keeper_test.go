@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/big"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/policyroute"
+)
+
+// fakeObjects are those of an API server.
+type fakeObjects struct {
+	mu      sync.Mutex // guards the fields below
+	objects map[string]v2alpha1.CiliumNetworkDriverAddress
+	uids    int
+	calls   []string
+	// answer, if it is not nil, may fail a call, before or after it had its effect.
+	answer func(call string, done bool) error
+}
+
+func newObjects() *fakeObjects {
+	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}}
+}
+
+func (o *fakeObjects) call(call string, do func() error) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls = append(o.calls, call)
+	if o.answer != nil {
+		if err := o.answer(call, false); err != nil {
+			return err
+		}
+	}
+	err := do()
+	if o.answer != nil && err == nil {
+		err = o.answer(call, true)
+	}
+	return err
+}
+
+func (o *fakeObjects) Create(_ context.Context, a *v2alpha1.CiliumNetworkDriverAddress) error {
+	return o.call("create "+a.Name, func() error {
+		if _, ok := o.objects[a.Name]; ok {
+			return apierrors.NewAlreadyExists(v2alpha1.Resource(v2alpha1.AddressResource), a.Name)
+		}
+		o.uids++
+		made := *a
+		made.UID = kubetypes.UID(fmt.Sprint("uid", o.uids))
+		o.objects[a.Name] = made
+		return nil
+	})
+}
+
+func (o *fakeObjects) Get(_ context.Context, name string) (a *v2alpha1.CiliumNetworkDriverAddress, err error) {
+	return a, o.call("get "+name, func() error {
+		found, ok := o.objects[name]
+		if !ok {
+			return apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.AddressResource), name)
+		}
+		a = &found
+		return nil
+	})
+}
+
+func (o *fakeObjects) InBlock(_ context.Context, network, block string) (names []string, err error) {
+	return names, o.call("list "+network+" "+block, func() error {
+		for name, a := range o.objects {
+			if a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelBlock] == block {
+				names = append(names, name)
+			}
+		}
+		return nil
+	})
+}
+
+func (o *fakeObjects) OfNode(_ context.Context, node string) (found []v2alpha1.CiliumNetworkDriverAddress, err error) {
+	return found, o.call("node "+node, func() error {
+		for _, a := range o.objects {
+			if a.Spec.Node == node {
+				found = append(found, a)
+			}
+		}
+		return nil
+	})
+}
+
+func (o *fakeObjects) Delete(_ context.Context, name string, uid kubetypes.UID) error {
+	return o.call("delete "+name, func() error {
+		if a, ok := o.objects[name]; ok && a.UID == uid {
+			delete(o.objects, name)
+		}
+		return nil
+	})
+}
+
+func (o *fakeObjects) names() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var names []string
+	for name := range o.objects {
+		names = append(names, name)
+	}
+	return names
+}
+
+// node is one node's keeper with its journal.
+type node struct {
+	*Keeper
+	mu      sync.Mutex // guards journal
+	journal map[string]*tables.DRAAllocation
+}
+
+func newNode(objects Objects, name string) *node {
+	n := &node{journal: map[string]*tables.DRAAllocation{}}
+	n.Keeper = NewKeeper(slog.New(slog.DiscardHandler), objects, name, func() []*tables.DRAAllocation {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return slices.Collect(maps.Values(n.journal))
+	})
+	return n
+}
+
+func (n *node) note(row *tables.DRAAllocation) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.journal[string(row.ClaimUID)+"/"+row.DeviceName] = row
+	return nil
+}
+
+func (n *node) forget(row *tables.DRAAllocation) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.journal, string(row.ClaimUID)+"/"+row.DeviceName)
+}
+
+func subnet(t testing.TB, cidr, gateway string, ranges ...v2alpha1.AddressRange) types.Subnet {
+	s := v2alpha1.NetworkSubnet{CIDR: cidr, Gateway: gateway, Ranges: ranges}
+	set, err := s.Addresses()
+	require.NoError(t, err)
+	made := types.Subnet{Prefix: netip.MustParsePrefix(cidr), Addresses: set}
+	if gateway != "" {
+		made.Gateway = netip.MustParseAddr(gateway)
+	}
+	return made
+}
+
+func rowFor(claim string, subnets ...types.Subnet) *tables.DRAAllocation {
+	return &tables.DRAAllocation{DeviceName: "vf0", ClaimUID: kubetypes.UID(claim), ClaimNamespace: "default", ClaimName: claim, PodName: "pod-" + claim,
+		PodUID: kubetypes.UID("pod-" + claim), Request: "net",
+		Config: types.DeviceConfig{Network: "storage", Joined: &types.Network{VLAN: 7, Offer: &types.Offer{Subnets: subnets}}}}
+}
+
+func TestTake(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	row := rowFor("a", subnet(t, "192.0.2.0/24", "192.0.2.1"), subnet(t, "198.51.100.0/24", ""), subnet(t, "2001:db8::/64", "2001:db8::1"))
+	row.Config.Joined.Offer.Routes = []types.Route{
+		{To: netip.MustParsePrefix("10.0.0.0/8")}, {To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.2"), Metric: 5},
+		{To: netip.MustParsePrefix("11.0.0.0/8"), Via: netip.MustParseAddr("198.51.100.1")}, {To: netip.MustParsePrefix("2001:db8:1::/48")},
+	}
+	row.Config.Joined.Offer.Derive = &policyroute.Config{NexthopOffset: 3, DstPrefixLen: 16}
+	taken, err := n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	joined := taken.Config.Joined
+	require.NoError(t, taken.Config.Check())
+	require.Len(t, joined.Addresses, 2)
+	require.True(t, netip.MustParsePrefix("192.0.2.0/24").Contains(joined.Addresses[0].Addr()))
+	require.Equal(t, 24, joined.Addresses[0].Bits())
+	require.Equal(t, 64, joined.Addresses[1].Bits())
+	require.Nil(t, joined.Offer)
+	require.Equal(t, 7, joined.VLAN)
+	require.Equal(t, []types.Route{
+		{To: netip.MustParsePrefix("10.0.0.0/8"), Via: netip.MustParseAddr("192.0.2.1")},
+		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.2"), Metric: 5},
+		{To: netip.MustParsePrefix("2001:db8:1::/48"), Via: netip.MustParseAddr("2001:db8::1")},
+		{To: netip.MustParsePrefix("192.0.0.0/16"), Via: netip.MustParseAddr("192.0.2.3")},
+	}, joined.Routes, "a next hop in another subnet than the device's is left out")
+	require.Len(t, objects.calls, 2, "one write for each family: %v", objects.calls)
+	require.NotNil(t, row.Config.Joined.Offer, "a row is immutable")
+	require.True(t, n.inUse("storage", joined.Addresses[0].Addr()), "the journal knew it first")
+	require.NoError(t, n.Holds(t.Context(), taken))
+	require.Error(t, newNode(objects, "node2").Holds(t.Context(), taken))
+
+	// The same again, as after a crash, is the same.
+	again, err := n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	require.Equal(t, taken, again)
+	require.Len(t, objects.names(), 2)
+
+	// Another claim's Return of the same addresses takes nothing away.
+	n.Return(t.Context(), taken.With(func(r *tables.DRAAllocation) { r.ClaimUID = "b" }))
+	require.Len(t, objects.names(), 2)
+	n.Return(t.Context(), taken)
+	require.Empty(t, objects.names())
+	n.Return(t.Context(), taken)
+
+	plain := &tables.DRAAllocation{Config: types.DeviceConfig{}}
+	got, err := n.Take(t.Context(), plain, n.note)
+	require.NoError(t, err)
+	require.Same(t, plain, got)
+}
+
+// TestTakeAll has two nodes take every address of a range at the same time, none twice, and the next one wait for one.
+func TestTakeAll(t *testing.T) {
+	for _, hosts := range []int{14, 700} {
+		t.Run(fmt.Sprint(hosts), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				objects := newObjects()
+				nodes := []*node{newNode(objects, "node1"), newNode(objects, "node2")}
+				from := netip.MustParseAddr("10.0.0.250")
+				to := from
+				for range hosts - 1 {
+					to = to.Next()
+				}
+				s := subnet(t, "10.0.0.0/16", "", v2alpha1.AddressRange{From: from.String(), To: to.String()})
+				var wg sync.WaitGroup
+				var mu sync.Mutex
+				has := map[netip.Addr]string{}
+				var some *tables.DRAAllocation
+				for i := range hosts {
+					wg.Go(func() {
+						n := nodes[i%2]
+						row, err := n.Take(t.Context(), rowFor(fmt.Sprint("claim", i), s), n.note)
+						mu.Lock()
+						defer mu.Unlock()
+						require.NoError(t, err)
+						addr := row.Config.Joined.Addresses[0].Addr()
+						require.Empty(t, has[addr], "%s twice", addr)
+						has[addr] = row.ClaimName
+						if i == 0 {
+							some = row
+						}
+					})
+				}
+				wg.Wait()
+				require.Len(t, has, hosts)
+
+				start := time.Now()
+				_, err := nodes[0].Take(t.Context(), rowFor("late", s), nodes[0].note)
+				require.EqualError(t, err, "network storage: no address is left in 10.0.0.0/16")
+				require.InDelta(t, fullPatience.Seconds(), time.Since(start).Seconds(), 5)
+				time.AfterFunc(10*time.Second, func() { nodes[0].Return(context.Background(), some) })
+				got, err := nodes[1].Take(t.Context(), rowFor("later", s), nodes[1].note)
+				require.NoError(t, err)
+				require.Equal(t, some.Config.Joined.Addresses, got.Config.Joined.Addresses)
+			})
+		})
+	}
+}
+
+// TestTakeFails leaves nothing behind, also when the API server has taken what it does not answer to.
+func TestTakeFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n := newNode(objects, "node1")
+		away := errors.New("away")
+		lost := 0
+		objects.answer = func(call string, done bool) error {
+			if done && strings.Contains(call, "create storage.2001") {
+				lost++
+				return away
+			}
+			return nil
+		}
+		row := rowFor("a", subnet(t, "192.0.2.0/24", ""), subnet(t, "2001:db8::/64", ""))
+		_, err := n.Take(t.Context(), row, n.note)
+		require.ErrorIs(t, err, away)
+		require.Equal(t, 1, lost)
+		require.Len(t, objects.names(), 1, "the other one is given back")
+		n.forget(row)
+		objects.answer = nil
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- n.Run(ctx) }()
+		time.Sleep(5 * time.Second)
+		require.Empty(t, objects.names(), "the keeper finds it")
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// TestReturnLater gives back what could not be given back at once, and not what was taken again meanwhile.
+func TestReturnLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n := newNode(objects, "node1")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- n.Run(ctx) }()
+		defer func() {
+			cancel()
+			require.NoError(t, <-done)
+		}()
+		s := subnet(t, "192.0.2.0/31", "")
+		a, err := n.Take(ctx, rowFor("a", s), n.note)
+		require.NoError(t, err)
+		b, err := n.Take(ctx, rowFor("b", s), n.note)
+		require.NoError(t, err)
+		away := true
+		objects.answer = func(call string, _ bool) error {
+			if away && strings.HasPrefix(call, "delete") {
+				return errors.New("away")
+			}
+			return nil
+		}
+		n.Return(ctx, a)
+		n.forget(a)
+		n.Return(ctx, b)
+		n.forget(b)
+		b, err = n.Take(ctx, rowFor("b", s), n.note)
+		require.NoError(t, err, "its own object is there still")
+		time.Sleep(3 * time.Minute)
+		require.Len(t, objects.names(), 2)
+		objects.mu.Lock()
+		away = false
+		objects.mu.Unlock()
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, []string{"storage." + b.Config.Joined.Addresses[0].Addr().String()}, objects.names())
+	})
+}
+
+// TestTakenWhileReturned makes another object for an address whose object is being deleted by the comparison, so that the deletion
+// does not take the address from its new holder.
+func TestTakenWhileReturned(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	row := rowFor("a", subnet(t, "192.0.2.7/32", ""))
+	taken, err := n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	n.forget(taken)
+	first := objects.objects["storage.192.0.2.7"].UID
+	n.setReturning("storage.192.0.2.7", first)
+	_, err = n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
+	require.NoError(t, objects.Delete(t.Context(), "storage.192.0.2.7", first))
+	require.Len(t, objects.names(), 1)
+}
+
+// TestTakenFromOthers takes an address again whose object somebody has deleted under the device, and says so when another device
+// has got it.
+func TestTakenFromOthers(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	log := &testenv.LogBuffer{}
+	n.log = slog.New(slog.NewTextHandler(log, nil))
+	taken, err := n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.NoError(t, err)
+	delete(objects.objects, "storage.192.0.2.7")
+	require.NoError(t, n.compare(t.Context()))
+	require.NoError(t, n.Holds(t.Context(), taken))
+	require.Contains(t, log.String(), "is taken again")
+
+	delete(objects.objects, "storage.192.0.2.7")
+	other := newNode(objects, "node2")
+	_, err = other.Take(t.Context(), rowFor("b", subnet(t, "192.0.2.7/32", "")), other.note)
+	require.NoError(t, err)
+	require.NoError(t, n.compare(t.Context()))
+	require.Contains(t, log.String(), "another device has it too")
+	require.Contains(t, log.String(), "otherPod=default/pod-b")
+	require.Error(t, n.Holds(t.Context(), taken))
+}
+
+// TestChoose finds every address by its number, and every block once.
+func TestChoose(t *testing.T) {
+	s := subnet(t, "10.0.0.0/16", "", v2alpha1.AddressRange{From: "10.0.0.255", To: "10.0.2.1"}, v2alpha1.AddressRange{From: "10.0.2.9", To: "10.0.2.9"})
+	require.Equal(t, "10.0.0.255", addressAt(s.Addresses, big.NewInt(0)).String())
+	require.Equal(t, "10.0.2.1", addressAt(s.Addresses, big.NewInt(258)).String())
+	require.Equal(t, "10.0.2.9", addressAt(s.Addresses, big.NewInt(259)).String())
+	var blocks []string
+	for block := range blocksOf(s.Addresses) {
+		blocks = append(blocks, block.String())
+	}
+	require.Equal(t, []string{"10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24"}, blocks)
+	wide := subnet(t, "2001:db8::/32", "")
+	n := 0
+	for addr := range draws(wide.Addresses, "seed") {
+		require.True(t, wide.Addresses.Contains(addr))
+		if n++; n == 100 {
+			break
+		}
+	}
+	last := subnet(t, "255.255.255.0/24", "", v2alpha1.AddressRange{From: "255.255.255.254", To: "255.255.255.255"})
+	n = 0
+	for range blocksOf(last.Addresses) {
+		n++
+	}
+	require.Equal(t, 1, n)
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+// Package networks looks up the networks that claims name. A network says who may join it, so that what is not allowed, or
+// makes no sense, ends here, before a device is touched.
+package networks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/policyroute"
+)
+
+// Reader reads from the API server.
+type Reader interface {
+	// GetNetwork reads the network of the name.
+	GetNetwork(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error)
+	// NamespaceLabels reads the labels of a namespace.
+	NamespaceLabels(ctx context.Context, namespace string) (labels.Set, error)
+}
+
+// Query is a device of a claim that is to join a network.
+type Query struct {
+	// Network is the network's name.
+	Network string
+	// Namespace is the claim's.
+	Namespace string
+	// Pool is the configured name of the pool that the device was allotted from.
+	Pool string
+}
+
+// Resolver looks networks up.
+type Resolver struct {
+	reader Reader
+	// node returns the labels of the Node, by which subnets are for it or not.
+	node func() labels.Set
+}
+
+// NewResolver returns one that reads by the reader, for the node that has the labels.
+func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Resolver{reader, node} }
+
+// Resolve returns for each query the network, as it is now. Each network is read once, and the namespace once and only
+// where its labels are asked for. The error names the network and what is allowed.
+func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Network, error) {
+	read := map[string]*v2alpha1.CiliumNetworkDriverNetwork{}
+	namespaces := map[string]labels.Set{}
+	found := make([]*types.Network, len(queries))
+	for i, q := range queries {
+		if read[q.Network] == nil {
+			network, err := r.read(ctx, q, namespaces)
+			if err != nil {
+				return nil, fmt.Errorf("network %s: %w", q.Network, err)
+			}
+			read[q.Network] = network
+		}
+		spec := &read[q.Network].Spec
+		if len(spec.Pools) > 0 && !slices.Contains(spec.Pools, q.Pool) {
+			return nil, fmt.Errorf("network %s: the device is of pool %s, which is not on the network's wire: spec.pools are %s",
+				q.Network, q.Pool, strings.Join(spec.Pools, ", "))
+		}
+		var err error
+		if found[i], err = r.describe(spec); err != nil {
+			return nil, fmt.Errorf("network %s: %w", q.Network, err)
+		}
+	}
+	return found, nil
+}
+
+// read reads a network and checks that it may be joined.
+func (r *Resolver) read(ctx context.Context, q Query, namespaces map[string]labels.Set) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
+	network, err := r.reader.GetNetwork(ctx, q.Network)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("there is no CiliumNetworkDriverNetwork of this name (%w)", err)
+	case err != nil:
+		return nil, fmt.Errorf("read the CiliumNetworkDriverNetwork: %w", err)
+	}
+	// The schema may be older than this agent, or was when the network was written.
+	if err := network.Validate(); err != nil {
+		return nil, fmt.Errorf("the CiliumNetworkDriverNetwork is not valid: %w", err)
+	}
+	if c := meta.FindStatusCondition(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting); c != nil && c.Status == metav1.ConditionTrue {
+		return nil, fmt.Errorf("it is in conflict, and cannot be joined: %s", c.Message)
+	}
+	selector, err := metav1.LabelSelectorAsSelector(network.Spec.NamespaceSelector.AsLabelSelector())
+	if err != nil {
+		return nil, fmt.Errorf("spec.namespaceSelector: %w", err)
+	}
+	if selector.Empty() {
+		return network, nil
+	}
+	set, ok := namespaces[q.Namespace]
+	if !ok {
+		if set, err = r.reader.NamespaceLabels(ctx, q.Namespace); err != nil {
+			return nil, fmt.Errorf("read the labels of namespace %s, which say whether it may join: %w", q.Namespace, err)
+		}
+		namespaces[q.Namespace] = set
+	}
+	if !selector.Matches(set) {
+		return nil, fmt.Errorf("claims of namespace %s may not join it: spec.namespaceSelector asks for %s", q.Namespace, selector)
+	}
+	return network, nil
+}
+
+// describe returns what the network makes of a device's link.
+func (r *Resolver) describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Network, error) {
+	n := &types.Network{VLAN: int(spec.Vlan), VLANPriority: int(spec.VlanPriority), MTU: int(spec.MTU)}
+	if spec.VlanProtocol != v2alpha1.VlanProtocol8021Q {
+		n.VLANProtocol = spec.VlanProtocol
+	}
+	if vf := spec.VF; vf != nil {
+		n.VF = types.VFRights{Trust: vf.Trust, SpoofCheck: vf.SpoofCheck, LinkState: vf.LinkState, MinTxRate: toInt(vf.MinTxRate), MaxTxRate: toInt(vf.MaxTxRate)}
+	}
+	if len(spec.Subnets) == 0 {
+		return n, nil
+	}
+	n.PolicyRouting = spec.PolicyRouting != nil
+	var err error
+	n.Offer, err = r.offer(spec)
+	return n, err
+}
+
+// offer returns what of the network's subnets is for the node.
+func (r *Resolver) offer(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Offer, error) {
+	offer := &types.Offer{}
+	node := r.node()
+	for i, s := range spec.Subnets {
+		if s.NodeSelector != nil && !labelsMatch(s.NodeSelector.MatchLabels, node) {
+			continue
+		}
+		set, err := s.Addresses()
+		if err != nil {
+			return nil, fmt.Errorf("spec.subnets[%d].%w", i, err)
+		}
+		subnet := types.Subnet{Addresses: set}
+		if subnet.Prefix, err = netip.ParsePrefix(s.CIDR); err != nil {
+			return nil, fmt.Errorf("spec.subnets[%d].cidr: %w", i, err)
+		}
+		if s.Gateway != "" {
+			if subnet.Gateway, err = netip.ParseAddr(s.Gateway); err != nil {
+				return nil, fmt.Errorf("spec.subnets[%d].gateway: %w", i, err)
+			}
+		}
+		offer.Subnets = append(offer.Subnets, subnet)
+	}
+	if len(offer.Subnets) == 0 {
+		return nil, errors.New("none of its subnets is for this node: spec.subnets[].nodeSelector")
+	}
+	for i, written := range spec.Routes {
+		route := types.Route{Metric: int(written.Metric)}
+		var err error
+		if route.To, err = netip.ParsePrefix(written.To); err != nil {
+			return nil, fmt.Errorf("spec.routes[%d].to: %w", i, err)
+		}
+		if written.Via != "" {
+			if route.Via, err = netip.ParseAddr(written.Via); err != nil {
+				return nil, fmt.Errorf("spec.routes[%d].via: %w", i, err)
+			}
+		}
+		offer.Routes = append(offer.Routes, route)
+	}
+	if p := spec.PolicyRouting; p != nil && p.Derive != nil {
+		offer.Derive = &policyroute.Config{NexthopOffset: p.Derive.NexthopNetAddrOffset, DstPrefixLen: int(p.Derive.RouteDstPrefixLen)}
+	}
+	return offer, nil
+}
+
+func labelsMatch(wanted map[string]v2alpha1.LabelValue, node labels.Set) bool {
+	for key, value := range wanted {
+		if has, ok := node[key]; !ok || has != string(value) {
+			return false
+		}
+	}
+	return true
+}
+
+func toInt(n *int32) *int {
+	if n == nil {
+		return nil
+	}
+	return ptr.To(int(*n))
+}

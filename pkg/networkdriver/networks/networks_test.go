@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package networks
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
+
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+type fakeReader struct {
+	networks   map[string]*v2alpha1.CiliumNetworkDriverNetworkSpec
+	namespaces map[string]labels.Set
+	err        error
+	reads      []string
+}
+
+func (r *fakeReader) GetNetwork(_ context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
+	r.reads = append(r.reads, name)
+	if r.err != nil {
+		return nil, r.err
+	}
+	spec := r.networks[name]
+	if spec == nil {
+		return nil, apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.NetworkResource), name)
+	}
+	network := &v2alpha1.CiliumNetworkDriverNetwork{Spec: *spec}
+	network.Name = name
+	return network, nil
+}
+
+func (r *fakeReader) NamespaceLabels(_ context.Context, namespace string) (labels.Set, error) {
+	r.reads = append(r.reads, "namespace "+namespace)
+	set, ok := r.namespaces[namespace]
+	if !ok {
+		return nil, errors.New("away")
+	}
+	return set, nil
+}
+
+func selecting(team string) *v2alpha1.LabelSelector {
+	return &v2alpha1.LabelSelector{MatchLabels: map[string]v2alpha1.LabelValue{"team": v2alpha1.LabelValue(team)}}
+}
+
+func newReader() *fakeReader {
+	return &fakeReader{
+		networks: map[string]*v2alpha1.CiliumNetworkDriverNetworkSpec{
+			"open": {NamespaceSelector: &v2alpha1.LabelSelector{}},
+			"storage": {NamespaceSelector: selecting("a"), Pools: []string{"fast", "faster"}, Vlan: 7, VlanPriority: 3, VlanProtocol: v2alpha1.VlanProtocol8021ad,
+				MTU: 9000, VF: &v2alpha1.NetworkVF{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: v2alpha1.LinkStateAuto, MaxTxRate: ptr.To[int32](100)}},
+			"plain": {NamespaceSelector: selecting("a"), Vlan: 8, VlanProtocol: v2alpha1.VlanProtocol8021Q},
+			"bad":   {NamespaceSelector: &v2alpha1.LabelSelector{}, Vlan: 4095},
+			"none":  {},
+		},
+		namespaces: map[string]labels.Set{"team-a": {"team": "a"}, "team-b": {"team": "b"}},
+	}
+}
+
+func newResolver(r Reader) *Resolver {
+	return NewResolver(r, func() labels.Set { return labels.Set{"rack": "r1", "kind": "fast"} })
+}
+
+func TestResolve(t *testing.T) {
+	reader := newReader()
+	found, err := newResolver(reader).Resolve(t.Context(), []Query{
+		{"storage", "team-a", "fast"}, {"plain", "team-a", "slow"}, {"storage", "team-a", "faster"}, {"open", "team-a", "fast"},
+	})
+	require.NoError(t, err)
+	storage := &types.Network{VLAN: 7, VLANPriority: 3, VLANProtocol: "802.1ad", MTU: 9000,
+		VF: types.VFRights{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: "Auto", MaxTxRate: ptr.To(100)}}
+	require.Equal(t, []*types.Network{storage, {VLAN: 8}, storage, {}}, found)
+	for _, n := range found {
+		require.NoError(t, types.DeviceConfig{Network: "n", Joined: n}.Check(), "what is resolved can be stored")
+	}
+	require.Equal(t, []string{"storage", "namespace team-a", "plain", "open"}, reader.reads, "each is read once")
+
+	reader.reads = nil
+	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"open", "elsewhere", "fast"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"open"}, reader.reads, "a network for all namespaces asks for no labels")
+}
+
+func TestResolveRefuses(t *testing.T) {
+	for want, q := range map[string]Query{
+		"network gone: there is no CiliumNetworkDriverNetwork of this name (ciliumnetworkdrivernetworks.cilium.io \"gone\" not found)": {"gone", "team-a", "fast"},
+		"network storage: claims of namespace team-b may not join it: spec.namespaceSelector asks for team=a":                          {"storage", "team-b", "fast"},
+		"network storage: read the labels of namespace x, which say whether it may join: away":                                         {"storage", "x", "fast"},
+		"network storage: the device is of pool slow, which is not on the network's wire: spec.pools are fast, faster":                 {"storage", "team-a", "slow"},
+		"network bad: the CiliumNetworkDriverNetwork is not valid: spec.vlan: Invalid value: 4095: must be 0 to 4094":                  {"bad", "team-a", "fast"},
+		"network none: the CiliumNetworkDriverNetwork is not valid: spec.namespaceSelector: Required value":                            {"none", "team-a", "fast"},
+	} {
+		_, err := newResolver(newReader()).Resolve(t.Context(), []Query{q})
+		require.EqualError(t, err, want)
+	}
+	reader := newReader()
+	reader.err = errors.New("away")
+	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"storage", "team-a", "fast"}})
+	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetwork: away")
+}

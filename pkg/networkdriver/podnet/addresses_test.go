@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright Authors of Cilium
+
+package podnet
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/networkdriver/internal/osthread"
+	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+)
+
+// within runs in a network namespace.
+func within(t *testing.T, path string, do func() error) {
+	t.Helper()
+	ns, err := netnamespace.Open(path)
+	require.NoError(t, err)
+	defer ns.Close()
+	require.NoError(t, osthread.Run(func() error {
+		if err := unix.Setns(ns.FD, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return do()
+	}))
+}
+
+func withAddresses(policy bool, routes ...types.Route) types.DeviceConfig {
+	return types.DeviceConfig{PodIfName: "net1", Network: "storage", Joined: &types.Network{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")},
+		Routes:    routes, PolicyRouting: policy,
+	}}
+}
+
+func route(to, via string, metric int) types.Route {
+	return types.Route{To: netip.MustParsePrefix(to), Via: netip.MustParseAddr(via), Metric: metric}
+}
+
+// routesOf returns what the pod's table has for the link with the index, but what the kernel makes by itself.
+func (ns *testNS) routesOf(index, table int) []string {
+	ns.tb.Helper()
+	var found []string
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := ns.RouteListFiltered(family, &netlink.Route{LinkIndex: index, Table: table}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		require.NoError(ns.tb, err)
+		for _, r := range routes {
+			if r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() {
+				continue
+			}
+			text := r.Dst.String()
+			if r.Gw != nil {
+				text += " via " + r.Gw.String()
+			}
+			found = append(found, text)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+func (ns *testNS) rules() []string {
+	ns.tb.Helper()
+	var found []string
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		rules, err := ns.RuleList(family)
+		require.NoError(ns.tb, err)
+		for _, r := range rules {
+			if r.Protocol == ruleProtocol {
+				found = append(found, r.Src.String())
+			}
+		}
+	}
+	return found
+}
+
+// TestAddresses gives a link its network's addresses, which are usable at once, and routes, and no router of the network may
+// install another one.
+func TestAddresses(t *testing.T) {
+	f := setup(t)
+	dev := f.host.addLink("v0")
+	require.NoError(t, f.host.LinkSetUp(f.host.link(dev.peer)))
+	config := withAddresses(false, route("10.0.0.0/8", "192.0.2.1", 7), route("0.0.0.0/0", "192.0.2.2", 0), route("2001:db8:1::/48", "2001:db8::1", 0))
+	att, err := f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, err)
+	require.Equal(t, []string{"192.0.2.10/24", "2001:db8::10/64"}, att.IPs)
+	link := f.pod.link("net1")
+	require.True(t, isUp(link))
+	addrs, err := f.pod.AddrList(link, netlink.FAMILY_V6)
+	require.NoError(t, err)
+	for _, a := range addrs {
+		if a.Scope == unix.RT_SCOPE_UNIVERSE {
+			require.Zero(t, a.Flags&unix.IFA_F_TENTATIVE)
+		}
+	}
+	index := link.Attrs().Index
+	want := []string{"0.0.0.0/0 via 192.0.2.2", "10.0.0.0/8 via 192.0.2.1", "192.0.2.0/24", "2001:db8:1::/48 via 2001:db8::1", "2001:db8::/64"}
+	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
+	within(t, f.pod.path, func() error {
+		value, err := os.ReadFile("/proc/sys/net/ipv6/conf/net1/accept_ra")
+		require.Equal(t, "0", strings.TrimSpace(string(value)))
+		return err
+	})
+
+	// An agent that ended half-way makes up for what is missing, and for nothing else.
+	require.NoError(t, f.pod.AddrDel(link, &netlink.Addr{IPNet: netipx.PrefixIPNet(config.Joined.Addresses[0])}))
+	again, err := f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, err)
+	require.ElementsMatch(t, att.IPs, again.IPs)
+	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
+
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	f.host.requireHome(dev)
+	addrs, err = f.host.AddrList(f.host.link("v0"), netlink.FAMILY_V4)
+	require.NoError(t, err)
+	require.Empty(t, addrs, "none comes home")
+}
+
+// TestPolicyRouting has two links in one subnet, and what is sent from an address leaves by the link that has it.
+func TestPolicyRouting(t *testing.T) {
+	f := setup(t)
+	one, two := f.host.addLink("v0"), f.host.addLink("v1")
+	for _, d := range []device{one, two} {
+		require.NoError(t, f.host.LinkSetUp(f.host.link(d.peer)))
+	}
+	first := withAddresses(true, route("0.0.0.0/0", "192.0.2.1", 0))
+	second := withAddresses(true, route("0.0.0.0/0", "192.0.2.1", 0))
+	second.PodIfName = "net2"
+	second.Joined.Addresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.11/24"), netip.MustParsePrefix("2001:db8::11/64")}
+	_, err := f.Attach(f.ctx, f.pod.path, one, first)
+	require.NoError(t, err)
+	_, err = f.Attach(f.ctx, f.pod.path, two, second)
+	require.NoError(t, err, "the route of the other one is in another table")
+	for name, from := range map[string]string{"net1": "192.0.2.10", "net2": "192.0.2.11"} {
+		index := f.pod.link(name).Attrs().Index
+		for _, to := range []string{"192.0.2.99", "203.0.113.9"} {
+			found, err := f.pod.RouteGetWithOptions(net.ParseIP(to), &netlink.RouteGetOptions{SrcAddr: net.ParseIP(from)})
+			require.NoError(t, err)
+			require.Equal(t, index, found[0].LinkIndex, "from %s to %s", from, to)
+		}
+		require.Contains(t, f.pod.routesOf(index, firstTable+index), "0.0.0.0/0 via 192.0.2.1")
+	}
+	require.Len(t, f.pod.rules(), 4)
+
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, one))
+	require.NoError(t, f.Tidy(f.pod.path, first))
+	require.ElementsMatch(t, []string{"192.0.2.11/32", "2001:db8::11/128"}, f.pod.rules(), "those of the other link stay")
+	for _, path := range []string{"", f.pod.path, "/no/such/path"} {
+		require.NoError(t, f.Tidy(path, first))
+		require.NoError(t, f.Tidy(path, types.DeviceConfig{}))
+	}
+}
+
+// TestAddressesFail brings the link home, and leaves no rule, when something of its configuration cannot be done.
+func TestAddressesFail(t *testing.T) {
+	for name, tt := range map[string]struct {
+		config types.DeviceConfig
+		err    string
+	}{
+		"a route that the pod has": {withAddresses(false, route("10.0.0.0/8", "192.0.2.1", 0)), "route to 10.0.0.0/8: the pod has one already"},
+		"a router out of reach":    {withAddresses(true, route("10.0.0.0/8", "198.51.100.1", 0)), "add route to 10.0.0.0/8 via 198.51.100.1: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t)
+			dev, other := f.host.addLink("v0"), f.pod.addLink("eth0")
+			require.NoError(t, f.pod.LinkSetUp(f.pod.link("eth0")))
+			require.NoError(t, f.pod.RouteAdd(&netlink.Route{LinkIndex: other.id.Index, Scope: netlink.SCOPE_LINK,
+				Dst: netipx.PrefixIPNet(netip.MustParsePrefix("10.0.0.0/8"))}))
+			_, err := f.Attach(f.ctx, f.pod.path, dev, tt.config)
+			require.ErrorContains(t, err, tt.err)
+			f.host.requireHome(dev)
+			require.Equal(t, []string{"eth0"}, f.pod.names())
+			require.Empty(t, f.pod.rules())
+		})
+	}
+}
