@@ -57,14 +57,13 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	}
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
-	if want := settingsFor(cfg); onRecord {
-		for _, s := range differences(now, want) {
-			reason := fmt.Sprintf("the PF has it with %s instead of %s", s.describe(now), s.describe(want))
-			if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {
-				return errors.New(reason)
-			}
-			return types.AstrayError{Reason: reason}
+	want := settingsFor(cfg)
+	if differ := differences(now, want); onRecord && len(differ) > 0 {
+		reason := fmt.Sprintf("the PF has it with %s instead of %s", differ[0].describe(now), differ[0].describe(want))
+		if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {
+			return errors.New(reason)
 		}
+		return types.AstrayError{Reason: reason}
 	}
 	switch now, err := m.sysfs.incarnation(d.Addr); {
 	case err != nil:
