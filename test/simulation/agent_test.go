@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -293,7 +295,7 @@ func (a *agent) prepareClaims(ctx context.Context, batch []*claim, results map[k
 
 func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results map[kubetypes.UID]error) error {
 	actor := actorOf(ctx)
-	return each(batch, results, func(c *claimInfo) kubetypes.UID { return c.uid }, func(info *claimInfo) error {
+	err := each(batch, results, func(c *claimInfo) kubetypes.UID { return c.uid }, func(info *claimInfo) error {
 		ctx := withActor(ctx, actor+" "+info.name)
 		if err := a.takeSlot(ctx, info.name); err != nil {
 			return err
@@ -301,6 +303,11 @@ func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results
 		defer func() { <-a.slots }()
 		return a.preparer.Unprepare(ctx, info.uid)
 	})
+	failed := errors.Join(slices.Collect(maps.Values(results))...)
+	if failed == nil && ctx.Err() == nil {
+		a.preparer.Unprepared(slices.Collect(maps.Keys(results)))
+	}
+	return err
 }
 
 // each does the work on each claim at the same time. The results are there when it returns.

@@ -264,11 +264,12 @@ func (k *kubelet) unprepare(pod kubetypes.UID) error {
 		return a.unprepareClaims(ctx, batch, results)
 	})
 	s.do(&call{process: k.process, key: "unprepared for " + string(pod), effect: func() {
+		if err == nil {
+			err = errors.Join(slices.Collect(maps.Values(results))...)
+		}
 		for _, info := range batch {
 			switch {
-			case err != nil:
-			case results[info.uid] != nil:
-				err = results[info.uid]
+			case err != nil: // of all, if one cannot be unprepared
 			case len(info.pods) > 1: // a pod came meanwhile
 				delete(info.pods, pod)
 				info.prepared = false

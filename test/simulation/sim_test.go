@@ -165,6 +165,7 @@ func (s *sim) run(until func() bool) {
 			s.idle()
 		}
 	}
+	synctest.Wait()
 }
 
 // admit takes the calls that have arrived, in an order that does not depend on how goroutines are scheduled.

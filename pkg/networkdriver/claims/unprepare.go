@@ -46,8 +46,13 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	if err := held.Release(ctx); err != nil {
 		return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
 	}
-	if ctx.Err() == nil {
+	return nil
+}
+
+// Unprepared says that kubelet is being told that the claims are unprepared: all of those that it asked for, or none, since it
+// takes all of them for prepared when it is told otherwise of one.
+func (p *Preparer) Unprepared(claims []kubetypes.UID) {
+	for _, claim := range claims {
 		p.unprepared.note(claim, time.Now())
 	}
-	return nil
 }

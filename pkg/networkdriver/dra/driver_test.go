@@ -263,3 +263,36 @@ func TestPrepareNeedsTheRuntime(t *testing.T) {
 		require.NoError(t, unprepared["uid"], "devices come back without the runtime")
 	})
 }
+
+// Kubelet keeps all claims of a call when one of them cannot be unprepared, or when it has given the call up.
+func TestUnpreparedAllOrNone(t *testing.T) {
+	var answered []kubetypes.UID
+	var failure error
+	ctx, cancel := context.WithCancel(t.Context())
+	p := newKubeletPlugin(nil, "", fakeClaims{
+		unprepare: func(_ context.Context, claim kubetypes.UID) error {
+			if claim == "b" {
+				return failure
+			}
+			return nil
+		},
+		answered: func(claims []kubetypes.UID) { answered = append(answered, claims...) },
+	}, fakeRuntime{})
+	both := []kubeletplugin.NamespacedObject{{UID: "a"}, {UID: "b"}}
+	failure = errors.New("busy")
+	errs, err := p.UnprepareResourceClaims(ctx, both)
+	require.NoError(t, err)
+	require.Equal(t, map[kubetypes.UID]error{"a": nil, "b": failure}, errs)
+	require.Empty(t, answered)
+
+	failure = nil
+	_, err = p.UnprepareResourceClaims(ctx, both)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []kubetypes.UID{"a", "b"}, answered)
+
+	cancel()
+	answered = nil
+	_, err = p.UnprepareResourceClaims(ctx, both)
+	require.NoError(t, err)
+	require.Empty(t, answered)
+}

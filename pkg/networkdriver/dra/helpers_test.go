@@ -65,6 +65,7 @@ type fakeClaims struct {
 	await     func(context.Context, *resourceapi.ResourceClaim)
 	prepare   func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error)
 	unprepare func(context.Context, kubetypes.UID) error
+	answered  func([]kubetypes.UID)
 }
 
 func (f fakeClaims) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
@@ -85,6 +86,12 @@ func (f fakeClaims) Unprepare(ctx context.Context, claim kubetypes.UID) error {
 		return nil
 	}
 	return f.unprepare(ctx, claim)
+}
+
+func (f fakeClaims) Unprepared(claims []kubetypes.UID) {
+	if f.answered != nil {
+		f.answered(claims)
+	}
 }
 
 // fakeRuntime is a container runtime that is connected unless it is away.

@@ -5,8 +5,11 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +36,8 @@ type Claims interface {
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Result, error)
 	// Unprepare gives the claim's devices back. A claim that is not prepared is no error.
 	Unprepare(ctx context.Context, claim kubetypes.UID) error
+	// Unprepared says that kubelet is being told that all claims that it has asked for are unprepared.
+	Unprepared(claims []kubetypes.UID)
 }
 
 // Runtime is the container runtime, which tells of the pods that prepared devices are moved into.
@@ -103,10 +108,14 @@ func (p *kubeletPlugin) awaitRuntime(ctx context.Context) error {
 
 // UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubeletplugin.NamespacedObject) (map[kubetypes.UID]error, error) {
-	return each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
+	errs := each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
 		func(kubeletplugin.NamespacedObject) error { return nil },
 		func(c kubeletplugin.NamespacedObject) error { return p.claims.Unprepare(ctx, c.UID) },
-		func(err error) error { return err }), nil
+		func(err error) error { return err })
+	if failed := errors.Join(slices.Collect(maps.Values(errs))...); failed == nil && ctx.Err() == nil {
+		p.claims.Unprepared(slices.Collect(maps.Keys(errs)))
+	}
+	return errs, nil
 }
 
 // each awaits what the work on each claim needs and then does it, for as many claims at once as there are slots. A claim
