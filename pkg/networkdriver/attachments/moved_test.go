@@ -4,11 +4,14 @@
 package attachments
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
@@ -93,4 +96,22 @@ func TestLostVF(t *testing.T) {
 	f.Synchronize(t.Context(), []Sandbox{pod})
 	f.at(vf, pod.NetNS, "s1")
 	require.Empty(t, f.row("vf").Error)
+}
+
+// A link that an agent, which ended then, has just moved in may lack its network's addresses. It is in place once it was
+// attached again, or where the sandbox has containers, which do not start before.
+func TestLinkThatMayLackItsAddresses(t *testing.T) {
+	for _, populated := range []bool{false, true} {
+		f := newFixture(t)
+		vf := f.prepareVF("vf", "0000:03:00.1")
+		f.insert(f.row("vf").With(func(r *tables.DRAAllocation) {
+			r.Config = types.DeviceConfig{Network: "storage", Joined: &types.Network{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24")}}}
+		}))
+		pod := newSandbox("pod", "s1")
+		pod.Populated = populated
+		f.world.put(vf.ID, pod.NetNS)
+		f.Synchronize(t.Context(), []Sandbox{pod})
+		f.at(vf, pod.NetNS, "s1")
+		require.Equal(t, !populated, slices.Contains(f.world.takeCalls(), "attach vf"))
+	}
 }

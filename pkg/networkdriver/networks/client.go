@@ -70,14 +70,9 @@ func (c *Client) Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkD
 }
 
 // InBlock implements [Objects].
-func (c *Client) InBlock(ctx context.Context, network, block string) ([]string, error) {
+func (c *Client) InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
 	selector := labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()
-	list, err := c.list(ctx, metav1.ListOptions{LabelSelector: selector})
-	names := make([]string, len(list))
-	for i := range list {
-		names[i] = list[i].Name
-	}
-	return names, err
+	return c.list(ctx, metav1.ListOptions{LabelSelector: selector})
 }
 
 // OfNode implements [Objects].

@@ -45,8 +45,8 @@ type Objects interface {
 	// Create makes the object; that one of the name exists is an error that [apierrors.IsAlreadyExists] knows.
 	Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
 	Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error)
-	// InBlock returns the names of a network's addresses in the block.
-	InBlock(ctx context.Context, network, block string) ([]string, error)
+	// InBlock returns a network's addresses in the block.
+	InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
 	// OfNode returns the addresses of the node.
 	OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
 	// Delete removes the object if it is still that of the UID. One that is gone is no error.
@@ -188,13 +188,28 @@ func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
 }
 
 func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block netip.Prefix, seed string) (bool, error) {
-	names, err := t.objects.InBlock(ctx, t.row.Config.Network, v2alpha1.AddressBlock(block.Addr()))
+	objects, err := t.objects.InBlock(ctx, t.row.Config.Network, v2alpha1.AddressBlock(block.Addr()))
 	if err != nil {
 		return false, fmt.Errorf("list the addresses in %s: %w", block, err)
 	}
 	taken := map[netip.Addr]bool{}
-	for addr := block.Addr(); block.Contains(addr); addr = addr.Next() {
-		taken[addr] = slices.Contains(names, v2alpha1.AddressName(t.row.Config.Network, addr))
+	for i := range objects {
+		addr, err := netip.ParseAddr(objects[i].Spec.Address)
+		if err != nil {
+			continue // the schema lets none through
+		}
+		taken[addr] = true
+		if !subnet.Addresses.Contains(addr) || objects[i].Spec != t.object(t.row, addr).Spec || objects[i].DeletionTimestamp != nil {
+			continue
+		}
+		// From an earlier try of the same.
+		if t.isReturning(objects[i].Name) {
+			if err := t.objects.Delete(ctx, objects[i].Name, objects[i].UID); err != nil {
+				return false, fmt.Errorf("take address %s anew: %w", addr, err)
+			}
+			return t.take(ctx, subnet, addr)
+		}
+		return true, t.adopt(subnet, addr)
 	}
 	for _, addr := range freeIn(subnet.Addresses, block, taken, seed) {
 		if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
@@ -204,47 +219,35 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 	return false, nil
 }
 
-// take asks for one address, after the journal knows of it.
+// take asks for one address, after the journal knows of it. It is false for one that is taken.
 func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr) (bool, error) {
-	addrs := append(slices.Clone(t.addrs), netip.PrefixFrom(addr, subnet.Prefix.Bits()))
-	subnets := append(slices.Clone(t.subnets), subnet)
-	row := t.with(addrs, subnets)
+	row := t.with(t.and(subnet, addr))
 	if err := t.note(row); err != nil {
 		return false, err
 	}
-	ok, err := t.own(ctx, t.object(row, addr))
-	if ok {
-		t.addrs, t.subnets = addrs, subnets
+	err := t.objects.Create(ctx, t.object(row, addr))
+	if apierrors.IsAlreadyExists(err) {
+		return false, nil
 	}
-	return ok, err
+	if err != nil {
+		return false, fmt.Errorf("take address %s: %w", addr, err)
+	}
+	t.addrs, t.subnets = t.and(subnet, addr)
+	return true, nil
 }
 
-// own makes the object. One that is there already may be from an earlier try of the same.
-func (t *taking) own(ctx context.Context, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
-	for {
-		err := t.objects.Create(ctx, object)
-		if err == nil {
-			return true, nil
-		}
-		if !apierrors.IsAlreadyExists(err) {
-			return false, fmt.Errorf("take address %s: %w", object.Spec.Address, err)
-		}
-		present, err := t.objects.Get(ctx, object.Name)
-		switch {
-		case apierrors.IsNotFound(err):
-			continue // it was given back meanwhile
-		case err != nil:
-			return false, fmt.Errorf("look whose address %s is: %w", object.Spec.Address, err)
-		case present.Spec != object.Spec || present.DeletionTimestamp != nil:
-			return false, nil
-		}
-		if !t.isReturning(object.Name) {
-			return true, nil
-		}
-		if err := t.objects.Delete(ctx, object.Name, present.UID); err != nil {
-			return false, fmt.Errorf("take address %s anew: %w", object.Spec.Address, err)
-		}
+// adopt takes an address that is the device's already.
+func (t *taking) adopt(subnet types.Subnet, addr netip.Addr) error {
+	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
+		return err
 	}
+	t.addrs, t.subnets = t.and(subnet, addr)
+	return nil
+}
+
+// and returns what is taken, and one more.
+func (t *taking) and(subnet types.Subnet, addr netip.Addr) ([]netip.Prefix, []types.Subnet) {
+	return append(slices.Clone(t.addrs), netip.PrefixFrom(addr, subnet.Prefix.Bits())), append(slices.Clone(t.subnets), subnet)
 }
 
 // giveBack gives back what a call that failed has taken.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/big"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -33,14 +34,16 @@ import (
 type fakeObjects struct {
 	mu      sync.Mutex // guards the fields below
 	objects map[string]v2alpha1.CiliumNetworkDriverAddress
-	uids    int
-	calls   []string
+	// blocks are the names of objects that are or were there, by the labels that they are listed by.
+	blocks map[string]map[string]bool
+	uids   int
+	calls  []string
 	// answer, if it is not nil, may fail a call, before or after it had its effect.
 	answer func(call string, done bool) error
 }
 
 func newObjects() *fakeObjects {
-	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}}
+	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}, blocks: map[string]map[string]bool{}}
 }
 
 func (o *fakeObjects) call(call string, do func() error) error {
@@ -68,6 +71,11 @@ func (o *fakeObjects) Create(_ context.Context, a *v2alpha1.CiliumNetworkDriverA
 		made := *a
 		made.UID = kubetypes.UID(fmt.Sprint("uid", o.uids))
 		o.objects[a.Name] = made
+		key := a.Labels[v2alpha1.LabelNetwork] + "/" + a.Labels[v2alpha1.LabelBlock]
+		if o.blocks[key] == nil {
+			o.blocks[key] = map[string]bool{}
+		}
+		o.blocks[key][a.Name] = true
 		return nil
 	})
 }
@@ -83,11 +91,11 @@ func (o *fakeObjects) Get(_ context.Context, name string) (a *v2alpha1.CiliumNet
 	})
 }
 
-func (o *fakeObjects) InBlock(_ context.Context, network, block string) (names []string, err error) {
-	return names, o.call("list "+network+" "+block, func() error {
-		for name, a := range o.objects {
-			if a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelBlock] == block {
-				names = append(names, name)
+func (o *fakeObjects) InBlock(_ context.Context, network, block string) (found []v2alpha1.CiliumNetworkDriverAddress, err error) {
+	return found, o.call("list "+network+" "+block, func() error {
+		for name := range o.blocks[network+"/"+block] {
+			if a, ok := o.objects[name]; ok {
+				found = append(found, a)
 			}
 		}
 		return nil
@@ -266,6 +274,44 @@ func TestTakeAll(t *testing.T) {
 				require.Equal(t, some.Config.Joined.Addresses, got.Config.Joined.Addresses)
 			})
 		})
+	}
+}
+
+// TestTakeOfMany takes addresses of a range of 101,000 that is nearly full: up to nine tenths, one request more and a list do for
+// all but one in a hundred.
+func TestTakeOfMany(t *testing.T) {
+	const hosts, tries = 101000, 300
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	s := subnet(t, "10.0.0.0/8", "", v2alpha1.AddressRange{From: "10.0.0.0", To: addressAt(subnet(t, "10.0.0.0/8", "", v2alpha1.AddressRange{From: "10.0.0.0", To: "10.255.255.255"}).Addresses,
+		big.NewInt(hosts-1)).String()})
+	order := rand.New(rand.NewPCG(1, 2)).Perm(hosts)
+	taken := 0
+	fill := func(share float64) {
+		for ; float64(taken) < share*hosts; taken++ {
+			addr := addressAt(s.Addresses, big.NewInt(int64(order[taken])))
+			object := n.object(rowFor(fmt.Sprint("other", taken), s), addr)
+			if err := objects.Create(t.Context(), object); err != nil && !apierrors.IsAlreadyExists(err) {
+				require.NoError(t, err)
+			}
+		}
+	}
+	for _, share := range []float64{0.5, 0.9, 0.99} {
+		fill(share)
+		var calls []int
+		for i := range tries {
+			objects.calls = nil
+			row, err := n.Take(t.Context(), rowFor(fmt.Sprint(share, "claim", i), s), func(*tables.DRAAllocation) error { return nil })
+			require.NoError(t, err)
+			calls = append(calls, len(objects.calls))
+			n.Return(t.Context(), row)
+		}
+		slices.Sort(calls)
+		p99 := calls[tries*99/100]
+		t.Logf("%.0f %% full: %d requests at the median, %d for 99 of 100, %d at most", 100*share, calls[tries/2], p99, calls[tries-1])
+		if share <= 0.9 {
+			require.LessOrEqual(t, p99, 3)
+		}
 	}
 }
 

@@ -42,6 +42,38 @@ func BenchmarkAttachDetach(b *testing.B) {
 	b.ReportMetric(float64(ours)/float64(theirs), "ratio")
 }
 
+// BenchmarkAddresses attaches a link with two addresses, four routes and two rules, each time followed by one without. One run
+// gives both times and their ratio.
+func BenchmarkAddresses(b *testing.B) {
+	f := setup(b)
+	f.Mover = New(slog.New(slog.DiscardHandler), f.cfg)
+	dev := f.host.addLink("v0")
+	require.NoError(b, f.host.LinkSetUp(f.host.link(dev.peer)))
+	with := withAddresses(true, route("10.0.0.0/8", "192.0.2.1", 0), route("0.0.0.0/0", "192.0.2.2", 0), route("2001:db8:1::/48", "2001:db8::1", 0), route("::/0", "2001:db8::1", 0))
+	attach := func(config types.DeviceConfig) time.Duration {
+		start := time.Now()
+		if _, err := f.Attach(f.ctx, f.pod.path, dev, config); err != nil {
+			b.Fatal(err)
+		}
+		took := time.Since(start)
+		if err := f.Detach(f.ctx, f.pod.path, dev); err != nil {
+			b.Fatal(err)
+		}
+		if err := f.Tidy(f.pod.path, config); err != nil {
+			b.Fatal(err)
+		}
+		return took
+	}
+	var ours, plain time.Duration
+	for b.Loop() {
+		ours += attach(with)
+		plain += attach(types.DeviceConfig{PodIfName: "net1"})
+	}
+	b.ReportMetric(float64(ours.Nanoseconds())/float64(b.N), "with-ns/op")
+	b.ReportMetric(float64(plain.Nanoseconds())/float64(b.N), "without-ns/op")
+	b.ReportMetric(float64(ours)/float64(plain), "ratio")
+}
+
 // BenchmarkBareNetlink is the two moves alone.
 func BenchmarkBareNetlink(b *testing.B) {
 	f := setup(b)
