@@ -59,7 +59,8 @@ type Keeper struct {
 	log     *slog.Logger
 	objects Objects
 	node    string
-	// held returns the devices of the node that are not free, as the journal has them.
+	// held returns the devices of the node that are not free, as the journal has them. One of which the journal has nothing that can
+	// be read is without a claim, and one that is being set up or given back is releasing.
 	held func() []*tables.DRAAllocation
 
 	mu sync.Mutex // guards the fields below
@@ -80,6 +81,14 @@ func (k *Keeper) inUse(network string, addr netip.Addr) bool {
 	return slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
 		return row.Config.Network == network && row.Config.Joined != nil &&
 			slices.ContainsFunc(row.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
+	})
+}
+
+// mayBeUsed says whether a device of the node may send from the object's address: one has it, or is one of which nobody knows what
+// it has.
+func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr netip.Addr) bool {
+	return k.inUse(object.Spec.Network, addr) || slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+		return row.ClaimUID == "" && row.DeviceName == object.Spec.Device
 	})
 }
 
@@ -413,13 +422,13 @@ func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetwor
 	if err != nil {
 		return err
 	}
-	if k.inUse(object.Spec.Network, addr) {
+	if k.mayBeUsed(object, addr) {
 		return nil
 	}
 	k.setReturning(object.Name, object.UID)
 	defer k.setReturning(object.Name, "")
 	// Whoever takes it from now on makes another object; who has taken it before is in the journal.
-	if k.inUse(object.Spec.Network, addr) {
+	if k.mayBeUsed(object, addr) {
 		return nil
 	}
 	if err := k.objects.Delete(ctx, object.Name, object.UID); err != nil {

@@ -428,6 +428,23 @@ func TestTakenFromOthers(t *testing.T) {
 	require.Error(t, n.Holds(t.Context(), taken))
 }
 
+// TestKeepsOfUnknown leaves a device its address whose journal entry cannot be read: a pod may have it, and use the address.
+func TestKeepsOfUnknown(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	taken, err := n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.NoError(t, err)
+	n.forget(taken)
+	unread := &tables.DRAAllocation{DeviceName: taken.DeviceName}
+	require.NoError(t, n.note(unread))
+	require.NoError(t, n.compare(t.Context()))
+	require.Len(t, objects.names(), 1)
+	n.forget(unread)
+	require.NoError(t, n.note(&tables.DRAAllocation{DeviceName: "another"}))
+	require.NoError(t, n.compare(t.Context()))
+	require.Empty(t, objects.names())
+}
+
 // TestChoose finds every address by its number, and every block once.
 func TestChoose(t *testing.T) {
 	s := subnet(t, "10.0.0.0/16", "", v2alpha1.AddressRange{From: "10.0.0.255", To: "10.0.2.1"}, v2alpha1.AddressRange{From: "10.0.2.9", To: "10.0.2.9"})
