@@ -126,15 +126,17 @@ type session struct {
 func (s *session) held() []*tables.DRAAllocation {
 	var rows []*tables.DRAAllocation
 	for _, e := range s.journal.Entries() {
-		rows = append(rows, e.Row(nil))
+		row := e.Row(nil)
+		row.Releasing = !e.Settled
+		rows = append(rows, row)
 	}
 	return rows
 }
 
-// keepAddresses gives back addresses that no device has, once it is known what the devices are.
+// keepAddresses gives back addresses that no device has, once it is known what the devices are: the claims may tell of some that the
+// journal has lost.
 func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
-	_, restored := s.allocations.Initialized(s.db.ReadTxn())
-	if !wait(ctx, restored) {
+	if !wait(ctx, s.compared) {
 		return nil
 	}
 	return s.keeper.Run(ctx)

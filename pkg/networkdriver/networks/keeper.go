@@ -380,7 +380,8 @@ func (k *Keeper) compare(ctx context.Context) error {
 		names[objects[i].Name] = true
 	}
 	for _, row := range k.held() {
-		if row.Config.Joined == nil {
+		// One that is being set up has not got its address yet, and one that is being given back may have returned it.
+		if row.Config.Joined == nil || row.Releasing {
 			continue
 		}
 		for _, a := range row.Config.Joined.Addresses {

@@ -428,6 +428,27 @@ func TestTakenFromOthers(t *testing.T) {
 	require.Error(t, n.Holds(t.Context(), taken))
 }
 
+// TestNotTakenAgain leaves an address alone that is being given back: its object is gone before the journal's entry, which an agent
+// that ends in between finds. By then the address may be another device's, which is no reason to have a pod deleted.
+func TestNotTakenAgain(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	log := &testenv.LogBuffer{}
+	n.log = slog.New(slog.NewTextHandler(log, nil))
+	taken, err := n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.NoError(t, err)
+	require.NoError(t, n.note(taken.With(func(r *tables.DRAAllocation) { r.Releasing = true })))
+	n.Return(t.Context(), taken)
+	require.NoError(t, n.compare(t.Context()))
+	require.Empty(t, objects.names())
+
+	other := newNode(objects, "node2")
+	_, err = other.Take(t.Context(), rowFor("b", subnet(t, "192.0.2.7/32", "")), other.note)
+	require.NoError(t, err)
+	require.NoError(t, n.compare(t.Context()))
+	require.NotContains(t, log.String(), "delete one of the pods")
+}
+
 // TestKeepsOfUnknown leaves a device its address whose journal entry cannot be read: a pod may have it, and use the address.
 func TestKeepsOfUnknown(t *testing.T) {
 	objects := newObjects()
