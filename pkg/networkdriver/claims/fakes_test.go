@@ -363,6 +363,7 @@ type fakeNetworks struct {
 	rules    map[string]string
 	networks map[string]*types.Network
 	queries  []networks.Query
+	left     []string
 }
 
 func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
@@ -374,6 +375,10 @@ func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
 }
 
 func (n *fakeNetworks) Holds(context.Context, *tables.DRAAllocation) error { return nil }
+
+func (n *fakeNetworks) Leave(claim kubetypes.UID, device string) {
+	n.left = append(n.left, string(claim)+" "+device)
+}
 
 func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*types.Network, error) {
 	n.queries = append(n.queries, queries...)

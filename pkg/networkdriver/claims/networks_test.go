@@ -119,9 +119,11 @@ func TestRestoreNetwork(t *testing.T) {
 			require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
 			if tt.log == "" {
 				require.Equal(t, 7, r.row("a").Config.VLAN())
+				require.Empty(t, r.networks.left)
 				return
 			}
 			require.Empty(t, r.rows())
+			require.Equal(t, []string{"uid-c a"}, r.networks.left, "its pod may use the addresses that it has")
 			require.Contains(t, r.log.String(), tt.log)
 		})
 	}

@@ -58,9 +58,10 @@ type RestorerParams struct {
 	BootID string
 	// Networks looks up what a record says of a network, which the claim does not.
 	Networks Networks
-	// Addresses says whether the addresses that a record has are the device's.
+	// Addresses says whether the addresses that a record has are the device's, and keeps those of a device that is left to its pod.
 	Addresses interface {
 		Holds(ctx context.Context, row *tables.DRAAllocation) error
+		Leave(claim kubetypes.UID, device string)
 	}
 	// Restored, if it is not nil, is told of all rows before anybody else can see them.
 	Restored func(rows []*tables.DRAAllocation)
@@ -394,6 +395,7 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 			err = r.proveNetwork(ctx, row, pool)
 		}
 		if err != nil {
+			r.Addresses.Leave(claim.UID, result.Device)
 			log.Warn("Record of a device does not count; the device is left to its pod and may require manual cleanup",
 				"device", result.Device, "pods", podNames(c), "error", err)
 			continue

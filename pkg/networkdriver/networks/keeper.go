@@ -67,13 +67,22 @@ type Keeper struct {
 	// returning are objects that are to be deleted, or being deleted, by their names: whoever is to have such an address again makes
 	// another object for it.
 	returning map[string]kubetypes.UID
+	// left are the devices that were left to the pods of claims.
+	left map[claimDevice]bool
 	// more is closed when there is more to return.
 	more chan struct{}
 }
 
+// claimDevice is a device as a claim has it.
+type claimDevice struct {
+	claim  kubetypes.UID
+	device string
+}
+
 // NewKeeper returns the keeper of a node's addresses.
 func NewKeeper(log *slog.Logger, objects Objects, node string, held func() []*tables.DRAAllocation) *Keeper {
-	return &Keeper{log: log, objects: objects, node: node, held: held, returning: map[string]kubetypes.UID{}, more: make(chan struct{})}
+	return &Keeper{log: log, objects: objects, node: node, held: held, returning: map[string]kubetypes.UID{},
+		left: map[claimDevice]bool{}, more: make(chan struct{})}
 }
 
 // inUse says whether a device of the node has the address of the network.
@@ -84,10 +93,23 @@ func (k *Keeper) inUse(network string, addr netip.Addr) bool {
 	})
 }
 
-// mayBeUsed says whether a device of the node may send from the object's address: one has it, or is one of which nobody knows what
-// it has.
+// Leave keeps what addresses the claim's device has for as long as the agent lives: it is left to its pod, which may use them.
+func (k *Keeper) Leave(claim kubetypes.UID, device string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.left[claimDevice{claim, device}] = true
+}
+
+func (k *Keeper) isLeft(object *v2alpha1.CiliumNetworkDriverAddress) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.left[claimDevice{kubetypes.UID(object.Spec.Claim.UID), object.Spec.Device}]
+}
+
+// mayBeUsed says whether a device of the node may send from the object's address: one has it, was left to a pod that may have it, or is
+// one of which nobody knows what it has.
 func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr netip.Addr) bool {
-	return k.inUse(object.Spec.Network, addr) || slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+	return k.isLeft(object) || k.inUse(object.Spec.Network, addr) || slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
 		return row.ClaimUID == "" && row.DeviceName == object.Spec.Device
 	})
 }

@@ -462,6 +462,13 @@ func TestKeepsOfUnknown(t *testing.T) {
 	require.Len(t, objects.names(), 1)
 	n.forget(unread)
 	require.NoError(t, n.note(&tables.DRAAllocation{DeviceName: "another"}))
+	n.Leave(taken.ClaimUID, taken.DeviceName)
+	require.NoError(t, n.compare(t.Context()))
+	require.Len(t, objects.names(), 1, "a device that was left to its pod has them too")
+
+	n = newNode(objects, "node1")
+	n.Leave(taken.ClaimUID, "another")
+	n.Leave("another", taken.DeviceName)
 	require.NoError(t, n.compare(t.Context()))
 	require.Empty(t, objects.names())
 }
