@@ -120,6 +120,9 @@ func removeRules(pod *nic.Place, n *types.Network) error {
 	for _, a := range n.Addresses {
 		want := ruleFrom(a, 0)
 		rules, err := pod.Rules(want.Family)
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			continue // a kernel without the family has no rules of it
+		}
 		if err != nil {
 			return err
 		}

@@ -183,3 +183,16 @@ func TestAddressesFail(t *testing.T) {
 		})
 	}
 }
+
+// TestAddressesWithoutIPv6 brings the link home, and leaves no rule, where the pod cannot have an address of one family.
+func TestAddressesWithoutIPv6(t *testing.T) {
+	f := setup(t)
+	dev := f.host.addLink("v0")
+	within(t, f.pod.path, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) })
+	within(t, f.pod.path, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) })
+	_, err := f.Attach(f.ctx, f.pod.path, dev, withAddresses(true))
+	require.ErrorContains(t, err, "add address 2001:db8::10/64: ")
+	f.host.requireHome(dev)
+	require.Empty(t, f.pod.names())
+	require.Empty(t, f.pod.rules())
+}

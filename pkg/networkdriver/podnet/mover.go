@@ -243,11 +243,13 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, con
 	return nil
 }
 
-// undo is what Attach does when it fails.
+// undo is what Attach does when it fails. Rules that cannot be removed lead nowhere, and do not keep the link from coming home.
 func (m *Mover) undo(host, pod *nic.Place, to home, n *types.Network) error {
-	if err := removeRules(pod, n); err != nil {
-		return err
-	}
+	return errors.Join(m.takeBack(host, pod, to), removeRules(pod, n))
+}
+
+// takeBack brings home a link that is in the pod or on its way there.
+func (m *Mover) takeBack(host, pod *nic.Place, to home) error {
 	link, err := pod.Find(to.id, nil)
 	if err != nil {
 		return err
