@@ -69,6 +69,28 @@ func TestRightsThatAreNotAskedFor(t *testing.T) {
 	require.Equal(t, VFSettings{Rights: want}, node.kernel.vfs[pf][0])
 }
 
+// TestForgedRights gives a VF no right that its configuration does not change, whatever a record says that it was found with: it would
+// last for the pods after this one.
+func TestForgedRights(t *testing.T) {
+	for _, cfg := range []types.DeviceConfig{{}, joined(types.Network{VF: types.VFRights{MaxTxRate: ptr.To(100)}})} {
+		node := newNode(t)
+		m, d, pf := discovered(t, node, Params{})
+		node.kernel.vfs[pf][0] = VFSettings{Rights: asFound()}
+		prepared, err := d.Setup(t.Context(), cfg)
+		require.NoError(t, err)
+		forged := *prepared.(*Device)
+		original := *forged.Original
+		original.VF.Rights.Trust, original.VF.Rights.SpoofCheck, original.VF.Rights.LinkState = ptr.To(true), ptr.To(false), "Disable"
+		forged.Original = &original
+		data, err := forged.MarshalJSON()
+		require.NoError(t, err)
+		restored, err := m.RestoreDevice(data)
+		require.NoError(t, err)
+		require.NoError(t, restored.Free(t.Context(), cfg))
+		require.Equal(t, VFSettings{Rights: asFound()}, node.kernel.vfs[pf][0])
+	}
+}
+
 // TestRightsFail leaves nothing behind when the PF refuses one of them.
 func TestRightsFail(t *testing.T) {
 	for _, what := range []string{"trust true", "spoofchk false", "state Enable", "rates 0 100"} {

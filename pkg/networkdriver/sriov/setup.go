@@ -368,6 +368,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 	log = log.With("pf", vf.pf.ifName, "vf", vf.id)
 	now, onRecord := settings[vf.id]
 	was := d.Original.VF
+	was.Rights = was.Rights.Of(cfg.Rights())
 	if !onRecord {
 		// Without a record on the PF the only known change is the claim's own.
 		now = settingsFor(cfg)
@@ -390,11 +391,13 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 // freeWithoutPF is what is left to do when the PF has no interface on the host. Without a driver the PF has lost its
 // record; else somebody has moved the interface, and the VF is still in its VLAN.
 func (m *Manager) freeWithoutPF(vf *virtFn, d *Device, cfg types.DeviceConfig) error {
+	was := d.Original.VF
+	was.Rights = was.Rights.Of(cfg.Rights())
 	driver, err := m.sysfs.linkBase(vf.pf.addr, "driver")
 	if err != nil {
 		return fmt.Errorf("read the driver of its physical function %s: %w", vf.pf.addr, err)
 	}
-	if driver == "" || nic.IsUserspaceDriver(driver) || len(differences(settingsFor(cfg), d.Original.VF)) == 0 {
+	if driver == "" || nic.IsUserspaceDriver(driver) || len(differences(settingsFor(cfg), was)) == 0 {
 		m.log.Warn("Nothing to restore of a VF whose PF is gone", "device", d.IfName(), "pf", d.PFName)
 		return nil
 	}

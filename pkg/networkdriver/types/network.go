@@ -86,6 +86,23 @@ type VFRights struct {
 // IsZero says whether none is set.
 func (r VFRights) IsZero() bool { return r == VFRights{} }
 
+// Of returns those of the rights that the others, which are wanted, change. The two rates are set together.
+func (r VFRights) Of(wanted VFRights) VFRights {
+	if wanted.Trust == nil {
+		r.Trust = nil
+	}
+	if wanted.SpoofCheck == nil {
+		r.SpoofCheck = nil
+	}
+	if wanted.LinkState == "" {
+		r.LinkState = ""
+	}
+	if wanted.MinTxRate == nil && wanted.MaxTxRate == nil {
+		r.MinTxRate, r.MaxTxRate = nil, nil
+	}
+	return r
+}
+
 // Tag is the VLAN tag that a PF puts on a VF's frames and takes off. The zero value is none.
 type Tag struct {
 	// VLAN is the VLAN id, 0 for none.
