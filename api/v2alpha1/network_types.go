@@ -237,8 +237,8 @@ type NetworkRoute struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a subnet with no bit set beyond the prefix length, in canonical form: for example 192.0.2.0/24 or 2001:db8::/64"
 	To string `json:"to"`
 
-	// via is the next hop, which must be in one of the subnets. Left out it is
-	// the gateway of the device's subnet.
+	// via is the next hop, which must be in one of the subnets, and is given
+	// out to no device. Left out it is the gateway of the device's subnet.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=39
@@ -267,8 +267,8 @@ type NetworkPolicyRouting struct {
 // DerivedRoutes says how to derive a route from an address.
 type DerivedRoutes struct {
 	// nexthopNetAddrOffset is the number of the next hop in the address's
-	// subnet: 1 is the first host. It does not count in a /31, whose other
-	// address is the next hop.
+	// subnet: 1 is the first host. It is given out to no device. It does not
+	// count in a /31, whose other address is the next hop.
 	//
 	// +required
 	// +kubebuilder:validation:Minimum=0

@@ -119,7 +119,13 @@ func (s *CiliumNetworkDriverNetworkSpec) validateAddressing(path *field.Path) fi
 	var cidrs []netip.Prefix
 	gateways := map[bool]bool{} // by whether the subnet is one of IPv4
 	for i := range s.Subnets {
-		errs = append(errs, s.Subnets[i].validate(subnets.Index(i))...)
+		if invalid := s.Subnets[i].validate(subnets.Index(i)); len(invalid) > 0 {
+			errs = append(errs, invalid...)
+		} else if set, err := s.Addresses(i); err != nil {
+			errs = append(errs, field.Invalid(subnets.Index(i), s.Subnets[i].CIDR, err.Error()))
+		} else if len(set.Ranges()) == 0 {
+			errs = append(errs, field.Invalid(subnets.Index(i), s.Subnets[i].CIDR, "has no address that could be given out"))
+		}
 		cidr, err := parseSubnet(s.Subnets[i].CIDR)
 		if err != nil {
 			continue
@@ -237,13 +243,6 @@ func (s *NetworkSubnet) validate(path *field.Path) field.ErrorList {
 	}
 	if len(errs) > 0 {
 		return errs
-	}
-	set, err := s.Addresses()
-	if err != nil {
-		return field.ErrorList{field.Invalid(path, s.CIDR, err.Error())}
-	}
-	if len(set.Ranges()) == 0 {
-		return field.ErrorList{field.Invalid(path, s.CIDR, "has no address that could be given out")}
 	}
 	return nil
 }

@@ -175,6 +175,39 @@ func TestSubnetAddresses(t *testing.T) {
 	}
 }
 
+// TestRoutersAreNotGivenOut leaves out the next hops of a network's routes.
+func TestRoutersAreNotGivenOut(t *testing.T) {
+	spec := v2alpha1.CiliumNetworkDriverNetworkSpec{
+		NamespaceSelector: &v2alpha1.LabelSelector{},
+		Subnets:           []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/29"}, {CIDR: "2001:db8::/125"}, {CIDR: "198.51.100.0/31"}},
+		Routes:            []v2alpha1.NetworkRoute{{To: "0.0.0.0/0", Via: "192.0.2.1"}, {To: "::/0", Via: "2001:db8::7"}},
+		PolicyRouting:     &v2alpha1.NetworkPolicyRouting{Derive: &v2alpha1.DerivedRoutes{NexthopNetAddrOffset: 6, RouteDstPrefixLen: 16}},
+	}
+	given := func(i int) []string {
+		t.Helper()
+		set, err := spec.Addresses(i)
+		require.NoError(t, err)
+		var ranges []string
+		for _, r := range set.Ranges() {
+			ranges = append(ranges, r.String())
+		}
+		return ranges
+	}
+	require.Equal(t, []string{"192.0.2.2-192.0.2.5"}, given(0))
+	require.Equal(t, []string{"2001:db8::1-2001:db8::6"}, given(1))
+	require.Equal(t, []string{"198.51.100.0-198.51.100.1"}, given(2))
+	for _, offset := range []int64{0, 7, 8, math.MaxUint32} {
+		spec.PolicyRouting.Derive.NexthopNetAddrOffset = offset
+		require.Equal(t, []string{"192.0.2.2-192.0.2.6"}, given(0))
+	}
+
+	network := v2alpha1.CiliumNetworkDriverNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: spec}
+	network.Spec.PolicyRouting = nil
+	require.NoError(t, network.Validate())
+	network.Spec.Subnets[0].Ranges = []v2alpha1.AddressRange{{From: "192.0.2.1", To: "192.0.2.1"}}
+	require.ErrorContains(t, network.Validate(), "spec.subnets[0]: Invalid value: \"192.0.2.0/29\": has no address that could be given out")
+}
+
 // TestRulesOnOldestServer compiles the rules as Kubernetes 1.34 does, the oldest
 // that the driver works with: a new rule may use what 1.33 has.
 func TestRulesOnOldestServer(t *testing.T) {

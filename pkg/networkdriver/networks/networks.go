@@ -141,7 +141,7 @@ func (r *Resolver) offer(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.
 		if s.NodeSelector != nil && !labelsMatch(s.NodeSelector.MatchLabels, node) {
 			continue
 		}
-		set, err := s.Addresses()
+		set, err := spec.Addresses(i)
 		if err != nil {
 			return nil, fmt.Errorf("spec.subnets[%d].%w", i, err)
 		}

@@ -145,7 +145,7 @@ func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.Ci
 	status.Claims = int32(min(len(claims), math.MaxInt32))
 	for i := range network.Spec.Subnets {
 		s := &network.Spec.Subnets[i]
-		set, err := s.Addresses()
+		set, err := network.Spec.Addresses(i)
 		if err != nil {
 			continue // the condition says so
 		}
