@@ -178,6 +178,10 @@ func (w *world) CloseGate(claim kubetypes.UID) {
 	w.sim.do(&call{process: w.process, key: "close the gate of " + string(claim), effect: func() { w.gate.CloseGate(claim) }})
 }
 
+func (w *world) WasOpened(claim kubetypes.UID, sandbox string) bool {
+	return w.gate.WasOpened(claim, sandbox)
+}
+
 func (w *world) CloseOtherGates(claims []kubetypes.UID) {
 	w.sim.do(&call{process: w.process, key: fmt.Sprint("close gates but ", claims), effect: func() { w.gate.CloseOtherGates(claims) }})
 }

@@ -20,6 +20,8 @@ type Gate interface {
 	OpenGate(cdi.Gate) error
 	// CloseGate holds them back, now or as soon as that is possible.
 	CloseGate(claim kubetypes.UID)
+	// WasOpened says whether the gate is open for the sandbox, by whichever life of the agent.
+	WasOpened(claim kubetypes.UID, sandbox string) bool
 	// CloseOtherGates closes all gates but those of the claims.
 	CloseOtherGates(claims []kubetypes.UID)
 	// ReadMarkers returns what marks a container with this environment and these CDI devices.

@@ -43,6 +43,12 @@ func (w *fakeWorld) CloseGate(claim kubetypes.UID) {
 	delete(w.gates, claim)
 }
 
+func (w *fakeWorld) WasOpened(claim kubetypes.UID, sandbox string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.HasPrefix(w.gates[claim], sandbox+" ")
+}
+
 func (w *fakeWorld) CloseOtherGates(claims []kubetypes.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

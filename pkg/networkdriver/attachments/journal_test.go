@@ -232,6 +232,7 @@ func (l life) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
 
 func (l life) OpenGate(cdi.Gate) error                         { return nil }
 func (l life) CloseGate(kubetypes.UID)                         {}
+func (l life) WasOpened(kubetypes.UID, string) bool            { return false }
 func (l life) CloseOtherGates([]kubetypes.UID)                 {}
 func (l life) ReadMarkers(_, _ []string) []cdi.Marker          { return nil }
 func (l life) Warn(Sandbox, string, string)                    {}

@@ -99,19 +99,25 @@ func TestLostVF(t *testing.T) {
 }
 
 // A link that an agent, which ended then, has just moved in may lack its network's addresses. It is in place once it was
-// attached again, or where the sandbox has containers, which do not start before.
+// attached again, or where containers may have used it, for which the gate was opened: containers that do not list the claim
+// start before.
 func TestLinkThatMayLackItsAddresses(t *testing.T) {
-	for _, populated := range []bool{false, true} {
+	for _, tt := range []struct{ populated, opened, inPlace bool }{
+		{}, {opened: true}, {populated: true}, {populated: true, opened: true, inPlace: true},
+	} {
 		f := newFixture(t)
 		vf := f.prepareVF("vf", "0000:03:00.1")
 		f.insert(f.row("vf").With(func(r *tables.DRAAllocation) {
 			r.Config = types.DeviceConfig{Network: "storage", Joined: &types.Network{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24")}}}
 		}))
 		pod := newSandbox("pod", "s1")
-		pod.Populated = populated
+		pod.Populated = tt.populated
+		if tt.opened {
+			f.world.gates[f.row("vf").ClaimUID] = pod.ID + " net"
+		}
 		f.world.put(vf.ID, pod.NetNS)
 		f.Synchronize(t.Context(), []Sandbox{pod})
 		f.at(vf, pod.NetNS, "s1")
-		require.Equal(t, !populated, slices.Contains(f.world.takeCalls(), "attach vf"))
+		require.Equal(t, !tt.inPlace, slices.Contains(f.world.takeCalls(), "attach vf"))
 	}
 }

@@ -139,8 +139,7 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		if seen, err = r.world.Where(ctx, s.NetNS, dev); err != nil {
 			return false, err
 		}
-		if seen.Place == podnet.InPod && m.row.Attachment == nil && !s.Populated && len(addressesOf(m.row)) > 0 {
-			// The agent may have ended before the link had its addresses.
+		if seen.Place == podnet.InPod && m.row.Attachment == nil && r.mayLack(m.row, s) {
 			looked = true
 			continue
 		}
@@ -169,6 +168,13 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
 	return false, nil
+}
+
+// mayLack says whether the agent may have ended before a link that is in the sandbox had its network's addresses. Where the sandbox has
+// containers the gate tells, which is opened afterwards: containers that do not list the claim start without it. From then on the
+// link is the pod's, which may have made something else of it.
+func (r *Room) mayLack(row *tables.DRAAllocation, s Sandbox) bool {
+	return len(addressesOf(row)) > 0 && !(s.Populated && r.world.WasOpened(row.ClaimUID, s.ID))
 }
 
 // addressesOf returns what the row's network gives the device.

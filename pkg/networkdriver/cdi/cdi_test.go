@@ -60,12 +60,19 @@ func TestGate(t *testing.T) {
 	_, err := resolve(t, folder, ID(driver, other, "lan"))
 	require.ErrorContains(t, err, "unresolvable")
 
+	// The next agent sees which sandbox the last one has opened it for.
+	require.True(t, newFiles(t, folder).WasOpened(claim, "sandbox1"))
+	require.False(t, newFiles(t, folder).WasOpened(claim, "sandbox"))
+	require.False(t, newFiles(t, folder).WasOpened(other, "sandbox1"))
+
 	require.NoError(t, f.OpenGate(gateOf(claim, "sandbox2", "lan")))
 	markers, err := resolve(t, folder, lan)
 	require.NoError(t, err)
 	require.Equal(t, []Marker{{claim, "sandbox2"}}, markers)
 
+	require.False(t, f.WasOpened(claim, "sandbox1"))
 	f.CloseGate(claim)
+	require.False(t, f.WasOpened(claim, "sandbox2"))
 	_, err = resolve(t, folder, lan)
 	require.ErrorContains(t, err, "unresolvable")
 }

@@ -118,6 +118,23 @@ func (f *Files) CloseGate(claim kubetypes.UID) {
 	_ = f.note(claim, f.remove(claim))
 }
 
+// WasOpened says whether the claim's file lets containers of the sandbox start, which a former agent may have written.
+func (f *Files) WasOpened(claim kubetypes.UID, sandbox string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	content, err := os.ReadFile(f.path(claim))
+	if err != nil {
+		return false
+	}
+	spec := specs.Spec{}
+	if err := json.Unmarshal(content, &spec); err != nil {
+		return false
+	}
+	return slices.ContainsFunc(spec.Devices, func(d specs.Device) bool {
+		return slices.Contains(MarkersIn(d.ContainerEdits.Env), Marker{claim, sandbox})
+	})
+}
+
 // CloseOtherGates closes those of all claims but the given ones. They are what an agent left that was ended, or an earlier
 // boot of a node whose folder outlives it.
 func (f *Files) CloseOtherGates(claims []kubetypes.UID) {

@@ -178,9 +178,10 @@ func (h *host) Setup(ctx context.Context, dev types.Device, config types.DeviceC
 func (h *host) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
 	return dev.Free(ctx, config)
 }
-func (h *host) OpenGate(cdi.Gate) error         { return nil }
-func (h *host) CloseGate(kubetypes.UID)         {}
-func (h *host) CloseOtherGates([]kubetypes.UID) {}
+func (h *host) OpenGate(cdi.Gate) error              { return nil }
+func (h *host) CloseGate(kubetypes.UID)              {}
+func (h *host) WasOpened(kubetypes.UID, string) bool { return false }
+func (h *host) CloseOtherGates([]kubetypes.UID)      {}
 func (h *host) ReadMarkers(environment, _ []string) []cdi.Marker {
 	return cdi.MarkersIn(environment)
 }
