@@ -17,6 +17,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
@@ -241,7 +242,8 @@ func (h *HandOver) tell(claim *resourceapi.ResourceClaim, holder *tables.DRAAllo
 
 // passOn frees what the former pod had, sets up what the claim is allotted now, and attaches it to the pod that is next.
 func (h *HandOver) passOn(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	pod, err := h.prepareNext(ctx, claim)
+	// One claim comes after the other here: those of other tenants do not wait for a network that is full.
+	pod, err := h.prepareNext(networks.AtOnce(ctx), claim)
 	if err != nil {
 		return err
 	}

@@ -117,6 +117,13 @@ func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr net
 // errFull says that a network has no address left.
 var errFull = errors.New("no address is left")
 
+// atOnce is the key of a context's value, see [AtOnce].
+type atOnce struct{}
+
+// AtOnce returns a context with which [Keeper.Take] does not wait for a network that is full: others wait for the caller, who
+// comes again.
+func AtOnce(ctx context.Context) context.Context { return context.WithValue(ctx, atOnce{}, true) }
+
 // Take returns the row with an address of each family that its network offers. note makes a choice durable on the node
 // before the API server is asked for it, so that whatever becomes of this call is known. A network that is full is waited for
 // for a while. When it fails nothing is taken.
@@ -131,7 +138,7 @@ func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(
 		if err == nil {
 			return taken, nil
 		}
-		if !errors.Is(err, errFull) || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
+		if !errors.Is(err, errFull) || ctx.Value(atOnce{}) != nil || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
 			t.giveBack(context.WithoutCancel(ctx))
 			k.later() // the API server may have taken what it did not answer to
 			return nil, fmt.Errorf("network %s: %w", row.Config.Network, err)

@@ -265,7 +265,10 @@ func TestTakeAll(t *testing.T) {
 				require.Len(t, has, hosts)
 
 				start := time.Now()
-				_, err := nodes[0].Take(t.Context(), rowFor("late", s), nodes[0].note)
+				_, err := nodes[1].Take(AtOnce(t.Context()), rowFor("hasty", s), nodes[1].note)
+				require.ErrorIs(t, err, errFull)
+				require.Zero(t, time.Since(start))
+				_, err = nodes[0].Take(t.Context(), rowFor("late", s), nodes[0].note)
 				require.EqualError(t, err, "network storage: no address is left in 10.0.0.0/16")
 				require.InDelta(t, fullPatience.Seconds(), time.Since(start).Seconds(), 5)
 				time.AfterFunc(10*time.Second, func() { nodes[0].Return(context.Background(), some) })
