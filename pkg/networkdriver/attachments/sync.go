@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -139,8 +138,8 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		if seen, err = r.world.Where(ctx, s.NetNS, dev); err != nil {
 			return false, err
 		}
-		if seen.Place == podnet.InPod && m.row.Attachment == nil && !s.Populated && len(addressesOf(m.row)) > 0 {
-			// The agent may have ended before the link had its addresses.
+		if seen.Place == podnet.InPod && m.row.Attachment == nil && !s.Populated && m.row.Config.Joined != nil {
+			// The agent may have ended before the link had what its network gives it.
 			looked = true
 			continue
 		}
@@ -169,14 +168,6 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 		return false, fmt.Errorf("the device is lost: %s", seen.Why)
 	}
 	return false, nil
-}
-
-// addressesOf returns what the row's network gives the device.
-func addressesOf(row *tables.DRAAllocation) []netip.Prefix {
-	if row.Config.Joined == nil {
-		return nil
-	}
-	return row.Config.Joined.Addresses
 }
 
 // handsOn says whether a link that is in a third namespace was moved there from this sandbox, by the pod. It is the sandbox
