@@ -99,6 +99,18 @@ func (r *report) add(j job, done round) error {
 		state = "LEFT: " + done.Left
 	}
 	fmt.Printf("%s %-55s %6.1f s  %s %s\n", time.Now().Format(time.TimeOnly), j.name(), done.Seconds, state, strings.Join(done.Notes, "; "))
+	return r.writeLocked()
+}
+
+// write writes the report and its page.
+func (r *report) write() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.writeLocked()
+}
+
+// writeLocked is write with the lock held.
+func (r *report) writeLocked() error {
 	data, err := json.MarshalIndent(r.file, "", " ")
 	if err != nil {
 		return err
