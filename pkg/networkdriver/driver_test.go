@@ -385,6 +385,11 @@ func TestDriverQuarantines(t *testing.T) {
 			events.Items[0].Reason == "DeviceQuarantined" && strings.HasPrefix(events.Items[0].Message, "device dummy2 is not offered: journal entry")
 	}, 20*time.Second, 10*time.Millisecond)
 
+	dump := httptest.NewRecorder()
+	debugapi.NewHandler(a.db, a.checks).ServeHTTP(dump, httptest.NewRequest(http.MethodGet, "/dump/networkdriver-journal", nil))
+	require.Equal(t, http.StatusOK, dump.Code)
+	require.Regexp(t, `"name":"dummy2".*"quarantine":"journal entry .* cannot be read`, dump.Body.String())
+
 	require.NoError(t, os.Remove(entry))
 	require.Eventually(t, func() bool {
 		devices := debugapi.Devices(a.db)

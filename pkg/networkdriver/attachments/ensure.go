@@ -57,6 +57,15 @@ func (r *Room) expel(ctx context.Context, m *move) {
 	if !m.astray || m.now.Attachment == nil {
 		return
 	}
+	if m.now.PreparedDevice.Link().IsZero() {
+		// A program of the pod has the device itself.
+		r.world.CloseGate(m.row.ClaimUID)
+		m.err = fmt.Errorf("%w; the device has no interface that could be taken out of the pod: delete the pod", m.err)
+		if m.row.Error != m.err.Error() {
+			r.world.Warn(podOf(m.row), ReasonAstray, describe(m.row)+": its frames go astray: "+m.err.Error())
+		}
+		return
+	}
 	ctx, cancel := r.world.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := r.detach(ctx, m.now.Attachment.NetNS, m.now); err != nil {

@@ -196,6 +196,27 @@ func TestEnsureExpels(t *testing.T) {
 	}
 }
 
+// A device that a program of the pod has itself cannot be taken from it. No container starts with it any more, and the pod is told.
+func TestEnsureCannotExpel(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "vfio", -1)
+	pod := newSandbox("pod", "s1")
+	require.NoError(t, f.Attach(t.Context(), pod))
+	require.NotEmpty(t, f.world.gates)
+	f.world.fail["check vfio"], f.world.fail["setup vfio"] = types.AstrayError{Reason: "the PF has it in VLAN 6"}, errors.New("refused")
+	for range 2 {
+		f.Ensure(t.Context(), sandboxesOf(pod))
+		require.Contains(t, f.row("vfio").Error, "refused; the device has no interface that could be taken out of the pod: delete the pod")
+		require.NotNil(t, f.row("vfio").Attachment)
+		require.Empty(t, f.world.gates)
+	}
+	require.Equal(t, []string{"pod DeviceAstray"}, f.world.events)
+	delete(f.world.fail, "setup vfio")
+	f.Ensure(t.Context(), sandboxesOf(pod))
+	require.Empty(t, f.row("vfio").Error)
+	require.NotEmpty(t, f.world.gates)
+}
+
 // The link of a VF that was made anew is on the host while its row says that it is in the pod.
 func TestEnsureAttachesAgain(t *testing.T) {
 	f := newFixture(t)

@@ -11,6 +11,8 @@ const (
 	ReasonFailedAttach = "FailedAttach"
 	// ReasonExpelled is that of a pod that has lost a device, which could not be kept from sending into another network.
 	ReasonExpelled = "DeviceExpelled"
+	// ReasonAstray is that of a pod which should have lost a device for the same reason, and still has it.
+	ReasonAstray = "DeviceAstray"
 )
 
 // Events tell the owner of a pod what keeps it from running.
