@@ -76,7 +76,7 @@ func (h *Hooks) hookTimeout() time.Duration { return time.Duration(h.timeout.Loa
 // makes a new one.
 func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	s := sandboxOf(pod)
-	h.sandboxes.add(s)
+	order := h.sandboxes.add(s)
 	if !h.pods.HasDevices(s.PodUID) {
 		return nil
 	}
@@ -84,12 +84,15 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 		return h.pods.Attach(ctx, s)
 	}, func() {
 		// The runtime takes it down, and says no more of it. Something may have been attached after the answer, or by others.
+		if !h.sandboxes.refuse(s.ID, order) {
+			return
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		h.logNotHome(s, h.pods.Detach(ctx, s))
 	})
 	if err != nil {
-		h.sandboxes.remove(s)
+		h.sandboxes.refuse(s.ID, order)
 	}
 	return err
 }

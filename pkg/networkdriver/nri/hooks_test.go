@@ -127,6 +127,17 @@ func TestAttachAfterTheAnswer(t *testing.T) {
 	require.Equal(t, []string{"attach s1", "detach s1"}, f.pods.takeCalls())
 	require.Empty(t, f.pods.where("pod"))
 
+	// A runtime that did not get the answer in time, and goes on with the sandbox, connects again and lists it.
+	release = f.pods.hold("attach s1")
+	require.ErrorContains(t, f.hooks.RunPodSandbox(t.Context(), pod), "takes longer than 20ms")
+	_, err := f.hooks.Synchronize(t.Context(), []*api.PodSandbox{pod}, nil)
+	require.NoError(t, err)
+	release()
+	f.hooks.Wait()
+	require.Equal(t, []string{"attach s1", "synchronize"}, f.pods.takeCalls())
+	require.Equal(t, "s1", f.pods.where("pod"))
+	require.Equal(t, []string{"s1"}, f.hooks.known())
+
 	f.pods.failWith("attach s1", errors.New("no"))
 	require.ErrorContains(t, f.hooks.RunPodSandbox(t.Context(), pod), "no")
 	f.hooks.Wait()
@@ -134,7 +145,7 @@ func TestAttachAfterTheAnswer(t *testing.T) {
 	f.pods.failWith("attach s1", nil)
 
 	release = f.pods.hold("attach s1")
-	_, _, err := f.hooks.CreateContainer(t.Context(), pod, &api.Container{Name: "app"})
+	_, _, err = f.hooks.CreateContainer(t.Context(), pod, &api.Container{Name: "app"})
 	require.ErrorContains(t, err, "takes longer than 20ms")
 	release()
 	f.hooks.Wait()

@@ -40,7 +40,8 @@ type known struct {
 	order int
 }
 
-func (l *sandboxes) add(s attachments.Sandbox) {
+// add takes in a sandbox and returns the order in which it came.
+func (l *sandboxes) add(s attachments.Sandbox) (order int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.byID == nil {
@@ -48,6 +49,19 @@ func (l *sandboxes) add(s attachments.Sandbox) {
 	}
 	l.next++
 	l.byID[s.ID] = known{s, l.next}
+	return l.next
+}
+
+// refuse forgets a sandbox that came in this order and was refused. It returns false for one that the runtime has listed since: it
+// goes on, since the runtime did not get the answer.
+func (l *sandboxes) refuse(id string, order int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k, ok := l.byID[id]; ok && k.order != order {
+		return false
+	}
+	delete(l.byID, id)
+	return true
 }
 
 // remove forgets the sandbox, and returns it with the namespace that it had: runtimes leave that out at a stop.
