@@ -148,6 +148,54 @@ type CiliumNetworkDriverNetworkSpec struct {
 	//
 	// +optional
 	VF *NetworkVF `json:"vf,omitempty"`
+
+	// interface are settings of the interface in the pod. What is left out
+	// stays as it is in the pod, but for acceptRA, which is 0 then.
+	//
+	// +optional
+	Interface *NetworkInterface `json:"interface,omitempty"`
+}
+
+// NetworkInterface are settings of an interface in the pod, named as the
+// kernel's in /proc/sys/net/ipv4/conf and /proc/sys/net/ipv6/conf.
+type NetworkInterface struct {
+	// arpIgnore is arp_ignore: which ARP requests are answered.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=8
+	ARPIgnore *int32 `json:"arpIgnore,omitempty"`
+
+	// arpAnnounce is arp_announce: which address is the sender of ARP requests.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2
+	ARPAnnounce *int32 `json:"arpAnnounce,omitempty"`
+
+	// rpFilter is rp_filter: whether packets are dropped whose sender is not
+	// reached by this interface, 0 for no, 1 for strict and 2 for loose.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2
+	RPFilter *int32 `json:"rpFilter,omitempty"`
+
+	// forwarding is forwarding of both families: whether what comes in by this
+	// interface for others is passed on.
+	//
+	// +optional
+	Forwarding *bool `json:"forwarding,omitempty"`
+
+	// acceptRA is accept_ra: whether router advertisements are taken, 0 for no,
+	// 1 for where the interface does not forward, 2 for always. Left out it is
+	// 0, since whoever sends one on the network could become the pod's default
+	// router.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2
+	AcceptRA *int32 `json:"acceptRA,omitempty"`
 }
 
 // NetworkSubnet is a subnet of a network.

@@ -22,6 +22,10 @@ const (
 	maxVLANPriority  = 7
 	minMTU, maxMTU   = 68, 65535
 	minMTUWithIPv6   = 1280
+	maxARPIgnore     = 8
+	maxARPAnnounce   = 2
+	maxRPFilter      = 2
+	maxAcceptRA      = 2
 	maxSubnets       = 8
 	maxRanges        = 16
 	maxExcluded      = 64
@@ -95,7 +99,25 @@ func (s *CiliumNetworkDriverNetworkSpec) validate(path *field.Path) field.ErrorL
 	if s.VF != nil {
 		errs = append(errs, s.VF.validate(path.Child("vf"))...)
 	}
+	if s.Interface != nil {
+		errs = append(errs, s.Interface.validate(path.Child("interface"))...)
+	}
 	return append(errs, s.validateAddressing(path)...)
+}
+
+func (i *NetworkInterface) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, setting := range []struct {
+		field   string
+		value   *int32
+		highest int32
+	}{
+		{"arpIgnore", i.ARPIgnore, maxARPIgnore}, {"arpAnnounce", i.ARPAnnounce, maxARPAnnounce}, {"rpFilter", i.RPFilter, maxRPFilter},
+		{"acceptRA", i.AcceptRA, maxAcceptRA},
+	} {
+		errs = append(errs, validateRange(path.Child(setting.field), ptr.Deref(setting.value, 0), 0, setting.highest)...)
+	}
+	return errs
 }
 
 func (v *NetworkVF) validate(path *field.Path) field.ErrorList {

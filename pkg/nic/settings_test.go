@@ -88,7 +88,7 @@ func (c *card) ask(data []byte) error {
 		for i := range words {
 			words[i] = r.get(4 + 4*i)
 		}
-		if command == unix.ETHTOOL_SCHANNELS && c.ownTable && slices.Max(c.table) >= words[7] {
+		if command == unix.ETHTOOL_SCHANNELS && (words[7] == 0 || words[7] > words[3] || c.ownTable && slices.Max(c.table) >= words[7]) {
 			return unix.EINVAL
 		}
 		c.changed++

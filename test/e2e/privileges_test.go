@@ -49,7 +49,7 @@ var privileges = []privilege{
 	{name: "sys-devices", drop: mount("sys-devices"), log: `PF ens1f0: the node has no interface of this name`},
 	{name: "sys-bus-pci", drop: mount("sys-bus-pci"), log: `/host/sys/bus/pci.*no such file`},
 	{name: "sys-class-net", drop: mount("sys-class-net"), log: `PF ens1f0: the node has no interface of this name`},
-	{name: "proc-sys-net", drop: mount("proc-sys-net"), pod: `take no router advertisements: .*read-only file system`, template: "storage"},
+	{name: "proc-sys-net", drop: mount("proc-sys-net"), pod: `set interface .*: .*read-only file system`, template: "storage"},
 	{name: "host-network", drop: func(s *corev1.PodSpec) { s.HostNetwork = false }, pod: `set up VF .*: no such device`},
 	{name: "root", drop: func(s *corev1.PodSpec) { s.SecurityContext.RunAsUser = ptr.To[int64](65532) }, log: `needed is a directory of user 65532`},
 	{name: "net-admin", drop: capability("NET_ADMIN"), pod: `operation not permitted`},

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -93,7 +94,11 @@ func run(ctx context.Context, o options) error {
 		deadline := time.Now().Add(o.budget)
 		report.over = func() bool { return time.Now().After(deadline) }
 	}
-	if err := tryAll(ctx, o, jobs, report); err != nil {
+	if slices.ContainsFunc(jobs, func(j job) bool { return report.missing(j) > 0 }) {
+		if err := tryAll(ctx, o, jobs, report); err != nil {
+			return err
+		}
+	} else if err := report.write(); err != nil { // as it would be written now
 		return err
 	}
 	return report.verdict(jobs)

@@ -99,6 +99,18 @@ func (r *report) add(j job, done round) error {
 		state = "LEFT: " + done.Left
 	}
 	fmt.Printf("%s %-55s %6.1f s  %s %s\n", time.Now().Format(time.TimeOnly), j.name(), done.Seconds, state, strings.Join(done.Notes, "; "))
+	return r.writeLocked()
+}
+
+// write writes the report and its page.
+func (r *report) write() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.writeLocked()
+}
+
+// writeLocked is write with the lock held.
+func (r *report) writeLocked() error {
 	data, err := json.MarshalIndent(r.file, "", " ")
 	if err != nil {
 		return err
@@ -156,7 +168,7 @@ how to run a part of it.
 func (r *report) markdown() string {
 	var b strings.Builder
 	b.WriteString(header)
-	fmt.Fprintf(&b, "Emulated lab, %s, Kubernetes %s, containerd %s.\n", r.file.Started, r.file.Kubernetes, r.file.Containerd)
+	fmt.Fprintf(&b, "Machine class: emulated lab (QEMU, mostly without KVM). Begun on %s, with Kubernetes %s and containerd %s.\n", r.file.Started, r.file.Kubernetes, r.file.Containerd)
 	for _, g := range groups {
 		var names []string
 		for name, l := range r.file.Lines {
@@ -172,7 +184,11 @@ func (r *report) markdown() string {
 			order[j.name()] = i
 		}
 		slices.SortFunc(names, func(a, b string) int { return order[a] - order[b] })
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| Fault | Rounds | Repaired | Seconds | Left |\n|---|---|---|---|---|\n", g.title, g.says)
+		fmt.Fprintf(&b, "\n## %s\n\n", g.title)
+		if g.says != "" {
+			b.WriteString(g.says + "\n\n")
+		}
+		b.WriteString("| Fault | Rounds | Repaired | Seconds | Left |\n|---|---|---|---|---|\n")
 		var notes []string
 		for _, name := range names {
 			l := r.file.Lines[name]

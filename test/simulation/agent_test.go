@@ -106,10 +106,10 @@ func (s *sim) startAgent() {
 	patient := a.client
 	patient.patient = true // trying again takes times that no seed chooses
 	a.restorer = claims.NewRestorer(claims.RestorerParams{
-		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{s.kernel}},
+		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
 	})
-	a.inventory.Expect(types.DeviceManagerTypeSRIOV)
+	a.inventory.Expect(types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy)
 	go a.session()
 }
 
@@ -189,6 +189,9 @@ func (a *agent) discover() {
 				}
 				return false
 			}))
+			a.inventory.Publish(types.DeviceManagerTypeDummy, types.Snapshot{Devices: []types.Device{
+				&device{Name: "dummy0", Kernel: "dummy0", VF: vfCount, Virtual: true},
+			}})
 		}})
 		s.do(&call{process: a.process, key: "publish", poll: true, takes: span{50 * time.Millisecond, time.Second}, effect: func() {
 			if s.api.away {

@@ -53,9 +53,7 @@ type pod struct {
 	claims []*claim
 	// bound is true when the scheduler has given it to the node, ending when it is to end, and ended when the node is done with it.
 	bound, ending, ended bool
-	// anywhere is true when its object is gone before the node has ended it.
-	forced     bool
-	containers []*container
+	containers           []*container
 }
 
 // claim is a claim object with what the simulation knows of it.
@@ -123,7 +121,7 @@ func (a *apiServer) newPod(name string, named []*claim, own ...int) *pod {
 
 // delete has the pod end; by force its object is gone at once.
 func (a *apiServer) delete(p *pod, force bool) {
-	p.ending, p.forced = true, force
+	p.ending = true
 	if force || !p.bound {
 		delete(a.pods, p.uid)
 		p.ended = p.ended || !p.bound
@@ -243,12 +241,7 @@ var (
 )
 
 // apiLatency is how long a request or an answer is under way.
-func (s *sim) apiLatency() span {
-	if s.chance(0.03) {
-		return span{time.Second, 4 * time.Second}
-	}
-	return span{2 * time.Millisecond, 40 * time.Millisecond}
-}
+var apiLatency = span{2 * time.Millisecond, 40 * time.Millisecond}
 
 // request has the server do something, and fails as networks do: before, or after it was done.
 func (c client) request(ctx context.Context, what string, work func() error) error {
@@ -256,7 +249,7 @@ func (c client) request(ctx context.Context, what string, work func() error) err
 	var err error
 	lost := false
 	wait := func() bool { return !s.api.away || !c.patient }
-	err2 := s.doUntil(ctx, &call{process: c.process, key: actorOf(ctx) + ": " + what, takes: span{2 * time.Millisecond, 40 * time.Millisecond}, ready: wait,
+	unanswered := s.doUntil(ctx, &call{process: c.process, key: actorOf(ctx) + ": " + what, takes: apiLatency, ready: wait,
 		effect: func() {
 			switch {
 			case s.api.away:
@@ -269,12 +262,11 @@ func (c client) request(ctx context.Context, what string, work func() error) err
 			}
 			s.note("  answer: %v, lost: %v", err, lost)
 		}})
-	if err2 != nil {
-		return err2
+	if unanswered == nil {
+		unanswered = s.doUntil(ctx, &call{process: c.process, key: actorOf(ctx) + ": answer to " + what, takes: apiLatency})
 	}
-	takes := span{2 * time.Millisecond, 40 * time.Millisecond}
-	if err2 := s.doUntil(ctx, &call{process: c.process, key: actorOf(ctx) + ": answer to " + what, takes: takes}); err2 != nil {
-		return err2
+	if unanswered != nil {
+		return unanswered
 	}
 	if lost {
 		return errLost

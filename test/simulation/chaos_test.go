@@ -91,7 +91,7 @@ func (s *sim) chaos() {
 }
 
 func (s *sim) goWrong() {
-	attached := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return !v.hasLink() || s.kernel.namespaces[v.netns] == nil })
+	attached := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual || !v.hasLink() || s.kernel.namespaces[v.netns] == nil })
 	var running []*sandbox
 	for _, sb := range s.runtime.sandboxes {
 		if sb.ready {
@@ -153,7 +153,7 @@ func (s *sim) goWrong() {
 		}
 	case n < 97:
 		v := s.kernel.vfs[s.rng.IntN(len(s.kernel.vfs))]
-		if v.hasLink() && v.netns != "" && v.netns != limbo {
+		if v.hasLink() && !v.virtual && v.netns != "" && v.netns != limbo {
 			v.bound, v.upset, v.netns = false, time.Now(), ""
 			s.note("  the driver of %s is unbound", v)
 			s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
@@ -221,10 +221,11 @@ func (s *sim) restartRuntime() {
 // remakeVFs is what a change of the number of VFs does.
 func (s *sim) remakeVFs() {
 	s.note("  VFs are made anew")
-	for _, v := range s.kernel.vfs {
+	vfs := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual })
+	for _, v := range vfs {
 		v.present, v.upset, v.netns = false, time.Now(), ""
 	}
-	for _, v := range s.kernel.vfs {
+	for _, v := range vfs {
 		s.after(v.name+" is back", span{10 * time.Millisecond, 2 * time.Second}, func() {
 			if !v.present {
 				v.make()
@@ -243,7 +244,7 @@ func (s *sim) reboot() {
 	}
 	for _, v := range s.kernel.vfs {
 		v.make()
-		v.upset = time.Now()
+		v.upset, v.present = time.Now(), !v.virtual
 	}
 	clear(s.kernel.namespaces)
 	s.bootID = s.name("boot")

@@ -52,7 +52,7 @@ func (s *sim) check() {
 		if s.faults.since.After(last) {
 			last = s.faults.since
 		}
-		if v.vlan != c.vlan && ready && time.Since(last) > repairTime {
+		if !v.virtual && v.vlan != c.vlan && ready && time.Since(last) > repairTime {
 			s.fail("%s is in pod %s in another VLAN than %d of claim %s, and is not repaired", v, ns.pod.name, c.vlan, c.name)
 		}
 	}
@@ -73,14 +73,14 @@ func (s *sim) checkHolders() {
 	}
 }
 
-// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed that since the
-// driver looked.
-func (s *sim) checkEntered(v *vf, ns *namespace) {
+// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed that since whoever
+// moves it looked.
+func (s *sim) checkEntered(v *vf, ns *namespace, actor string) {
 	c := s.claimIn(ns.pod, v.name)
 	switch {
 	case c == nil:
 		s.fail("%s came into pod %s, which has no claim that it was allotted to", v, ns.pod.name)
-	case v.vlan != c.vlan && (v.upset.Before(v.checked) || time.Since(v.upset) > attachTime):
+	case !v.virtual && v.vlan != c.vlan && (v.upset.Before(v.checked[actor]) || time.Since(v.upset) > attachTime):
 		s.fail("%s came into pod %s in another VLAN than %d of claim %s", v, ns.pod.name, c.vlan, c.name)
 	}
 }
@@ -93,7 +93,7 @@ func (s *sim) checkPrepared(c *claim, p *pod) {
 		switch {
 		case ns != nil && !slices.Contains(ns.pod.claims, c):
 			s.fail("claim %s of pod %s is prepared with %s, which is in pod %s", c.name, p.name, v, ns.pod.name)
-		case v.present && v.vlan != c.vlan && time.Since(v.upset) > repairTime && c.reservedFor(p):
+		case v.present && !v.virtual && v.vlan != c.vlan && time.Since(v.upset) > repairTime && c.reservedFor(p):
 			s.fail("claim %s of pod %s is prepared with %s, which is not in VLAN %d", c.name, p.name, v, c.vlan)
 		}
 	}
@@ -110,7 +110,7 @@ func (s *sim) checkStarted(ctr *container) {
 			continue
 		}
 		for _, device := range c.devices() {
-			if v := s.kernel.vf(device); v.netns != sb.netns && v.netns != sb.netns+"-own" && !s.lostUnseen(v) {
+			if v := s.kernel.vf(device); (!v.hasLink() || v.netns != sb.netns && v.netns != sb.netns+"-own") && !s.lostUnseen(v) {
 				s.fail("container %s of pod %s was started in %s without %s of claim %s", ctr.name, p.name, sb.id, v, c.name)
 			}
 		}
@@ -148,7 +148,7 @@ func (s *sim) owed() []string {
 			}
 			for _, c := range p.claims {
 				for _, device := range c.devices() {
-					if v := s.kernel.vf(device); s.kernel.podOf(v.netns) != p.uid || v.vlan != c.vlan {
+					if v := s.kernel.vf(device); !v.hasLink() || s.kernel.podOf(v.netns) != p.uid || !v.virtual && v.vlan != c.vlan {
 						say("pod %s has claim %s in VLAN %d, but not %s", p.name, c.name, c.vlan, v)
 					}
 				}

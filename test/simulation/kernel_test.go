@@ -23,17 +23,19 @@ import (
 // limbo is where the link is of a VF whose namespace has died, until the kernel has put it on the host.
 const limbo = "limbo"
 
-// kernel has the VFs of one PF, and network namespaces.
+// kernel has the VFs of one PF, a virtual link, and network namespaces.
 type kernel struct {
 	sim        *sim
 	vfs        []*vf
 	namespaces map[string]*namespace
 }
 
-// vf is a VF with its link, and the PF's record of it.
+// vf is a VF with its link, and the PF's record of it; or a virtual link, which is there when somebody makes it, has no VLAN, and
+// ends with the namespace that it is in.
 type vf struct {
-	name string
-	id   int
+	name    string
+	id      int
+	virtual bool
 	// present is false while the PF has no VFs, bound while no driver is bound.
 	present, bound bool
 	incarnation    int
@@ -44,9 +46,10 @@ type vf struct {
 	ifName string
 	mac    string
 
-	// upset is when somebody else than the driver last changed it, checked when the driver last looked at it, and entered when
-	// it last came into a pod.
-	upset, checked, entered time.Time
+	// upset is when somebody else than the driver last changed it, and entered when it last came into a pod.
+	upset, entered time.Time
+	// checked is when the driver last looked at it, by who did.
+	checked map[string]time.Time
 }
 
 // namespace is one that is alive.
@@ -59,15 +62,24 @@ type namespace struct {
 
 func newKernel(s *sim, vfs int) *kernel {
 	k := &kernel{sim: s, namespaces: map[string]*namespace{}}
-	for i := range vfs {
-		v := &vf{name: fmt.Sprintf("0000-03-10-%d", i), id: i, vlan: 0}
+	for i := range vfs + 1 {
+		v := &vf{name: fmt.Sprintf("0000-03-10-%d", i), id: i, virtual: i == vfs, checked: map[string]time.Time{}}
 		k.vfs = append(k.vfs, v)
-		v.make()
+		if v.virtual {
+			v.name = "dummy0"
+		} else {
+			v.make()
+		}
 	}
 	return k
 }
 
-func (v *vf) hostName() string { return fmt.Sprintf("ens1f0v%d", v.id) }
+func (v *vf) hostName() string {
+	if v.virtual {
+		return v.name
+	}
+	return fmt.Sprintf("ens1f0v%d", v.id)
+}
 
 // make is a new VF.
 func (v *vf) make() {
@@ -81,6 +93,9 @@ func (v *vf) hasLink() bool { return v.present && v.bound }
 
 // atHome says whether the VF is as it was before any claim had it.
 func (v *vf) atHome() bool {
+	if v.virtual {
+		return !v.present
+	}
 	return v.hasLink() && v.netns == "" && v.ifName == v.hostName() && v.vlan == 0 &&
 		v.mac == fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
 }
@@ -119,6 +134,10 @@ func (k *kernel) end(path string) {
 		if !v.hasLink() || v.netns != path {
 			continue
 		}
+		if v.virtual {
+			v.present = false
+			continue
+		}
 		incarnation := v.incarnation
 		v.netns = limbo
 		k.sim.after("the kernel brings "+v.name+" home", span{time.Millisecond, 300 * time.Millisecond}, func() {
@@ -129,8 +148,12 @@ func (k *kernel) end(path string) {
 	}
 }
 
-// device is a VF as the driver knows it; its JSON form goes into records and the journal.
+// device is a VF, or a virtual link, as the driver knows it; its JSON form goes into records and the journal.
 type device struct {
+	// Made is which of the virtual links of the name it is, 0 for one that is not prepared.
+	Virtual bool `json:"virtual,omitempty"`
+	Made    int  `json:"made,omitempty"`
+
 	Name     string    `json:"name"`
 	VF       int       `json:"vf"`
 	Kernel   string    `json:"kernelIfName"`
@@ -154,8 +177,13 @@ func (d *device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 	return nil
 }
 func (d *device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool { return true }
-func (d *device) Link() nic.Identity                                   { return nic.PCI(d.Name) }
-func (d *device) Validate(types.DeviceConfig) error                    { return nil }
+func (d *device) Link() nic.Identity {
+	if d.Virtual {
+		return nic.Identity{Kind: "dummy", Alias: d.Name, Index: d.Made}
+	}
+	return nic.PCI(d.Name)
+}
+func (d *device) Validate(types.DeviceConfig) error { return nil }
 
 func (d *device) HostState() nic.State {
 	if d.Original == nil {
@@ -173,7 +201,7 @@ func (d *device) Free(context.Context, types.DeviceConfig) error {
 
 func (d *device) Merge(prepared types.Device) types.Device {
 	merged := *prepared.(*device)
-	merged.Original = nil
+	merged.Original, merged.Made = nil, 0
 	return &merged
 }
 
@@ -182,8 +210,26 @@ func (d *device) MarshalJSON() ([]byte, error) {
 	return json.Marshal((*plain)(d))
 }
 
-// manager restores devices; what it discovers is published by the agent.
-type manager struct{ kernel *kernel }
+// manager restores VFs; what it discovers is published by the agent.
+type manager struct{}
+
+// virtualManager restores virtual links, also those that were never made.
+type virtualManager struct{ manager }
+
+func (virtualManager) Type() types.DeviceManagerType { return types.DeviceManagerTypeDummy }
+
+func (m virtualManager) RestoreDevice(data []byte) (types.Device, error) {
+	d, err := m.RestoreUnfinished(data)
+	if err == nil && d.(*device).Made == 0 {
+		err = errors.New("made: is missing, the device was not prepared")
+	}
+	return d, err
+}
+
+func (virtualManager) RestoreUnfinished(data []byte) (types.Device, error) {
+	d := &device{}
+	return d, json.Unmarshal(data, d)
+}
 
 func (manager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSRIOV }
 
@@ -202,7 +248,7 @@ func (manager) RestoreDevice(data []byte) (types.Device, error) {
 
 // What follows is what the world's methods of the same names do at the moment that they do it.
 
-func (k *kernel) attach(netns string, dev types.Device, name string) (*types.Attachment, error) {
+func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*types.Attachment, error) {
 	ns := k.namespaces[netns]
 	if ns == nil {
 		return nil, fmt.Errorf("network namespace %s is gone", netns)
@@ -221,7 +267,7 @@ func (k *kernel) attach(netns string, dev types.Device, name string) (*types.Att
 	v.netns, v.ifName = netns, name
 	if entered {
 		v.entered = time.Now()
-		k.sim.checkEntered(v, ns)
+		k.sim.checkEntered(v, ns, actor)
 	}
 	return &types.Attachment{NetNS: netns, IfName: name, IfIndex: 10 + v.id, MAC: v.mac}, nil
 }
@@ -229,6 +275,10 @@ func (k *kernel) attach(netns string, dev types.Device, name string) (*types.Att
 func (k *kernel) detach(dev types.Device) error {
 	v, d := k.vf(dev.IfName()), dev.(*device)
 	if !v.hasLink() {
+		return nil
+	}
+	if d.Virtual {
+		v.netns, v.ifName = "", v.hostName()
 		return nil
 	}
 	want := d.HostState()
@@ -265,7 +315,7 @@ func (k *kernel) checkNetNS(netns string) error {
 
 func (k *kernel) remember(dev types.Device) (*device, error) {
 	d := dev.(*device)
-	if d.Original != nil {
+	if d.Original != nil || d.Virtual {
 		return d, nil
 	}
 	v := k.vf(d.Name)
@@ -281,12 +331,21 @@ func (k *kernel) remember(dev types.Device) (*device, error) {
 	return &found, nil
 }
 
-func (k *kernel) setup(dev types.Device, cfg types.DeviceConfig) (types.Device, error) {
+func (k *kernel) setup(actor string, dev types.Device, cfg types.DeviceConfig) (types.Device, error) {
 	d, err := k.remember(dev)
 	if err != nil {
 		return nil, err
 	}
 	v := k.vf(d.Name)
+	if d.Virtual {
+		if v.present && v.incarnation == d.Made {
+			return d, nil
+		}
+		v.make()
+		made := *d
+		made.Made = v.incarnation
+		return &made, nil
+	}
 	if !v.hasLink() {
 		return nil, errors.New("no driver is bound to it")
 	}
@@ -296,24 +355,29 @@ func (k *kernel) setup(dev types.Device, cfg types.DeviceConfig) (types.Device, 
 		anew.Original, anew.MAC = &o, v.mac
 		d = &anew
 	}
-	v.vlan, v.checked = cfg.VLAN(), time.Now()
+	v.vlan, v.checked[actor] = cfg.VLAN(), time.Now()
 	return d, nil
 }
 
 func (k *kernel) free(dev types.Device) error {
 	d := dev.(*device)
 	v := k.vf(d.Name)
+	if d.Virtual {
+		v.present = false
+	}
 	if d.Original != nil && v.present {
 		v.vlan = d.Original.VLAN
 	}
 	return nil
 }
 
-func (k *kernel) check(row *tables.DRAAllocation) error {
+func (k *kernel) check(actor string, row *tables.DRAAllocation) error {
 	d := row.PreparedDevice.(*device)
 	v := k.vf(d.Name)
-	v.checked = time.Now()
+	v.checked[actor] = time.Now()
 	switch {
+	case d.Virtual:
+		return nil // nobody checks them
 	case !v.present:
 		return errors.New("the device is gone")
 	case v.vlan != row.Config.VLAN():
@@ -324,10 +388,13 @@ func (k *kernel) check(row *tables.DRAAllocation) error {
 	return nil
 }
 
-// snapshot is what discovery sees.
+// snapshot is what discovery sees of the VFs.
 func (k *kernel) snapshot(prepared func(string) bool) types.Snapshot {
 	var s types.Snapshot
 	for _, v := range k.vfs {
+		if v.virtual {
+			continue
+		}
 		d := &device{Name: v.name, VF: v.id}
 		switch {
 		case !v.present:

@@ -95,7 +95,7 @@ func TestRecordings(t *testing.T) {
 func replay(t *testing.T, lines []recorded, told story) (r result) {
 	dir := filepath.Join(stateDir(t), "recording")
 	synctest.Test(t, func(t *testing.T) {
-		s := newSim(t, 1, dir, mutant{})
+		s := newSim(1, dir, mutant{})
 		var heard story
 		s.heard = func(line string) {
 			if found := storyLine.FindStringSubmatch(line); found != nil {
@@ -106,7 +106,7 @@ func replay(t *testing.T, lines []recorded, told story) (r result) {
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: map[kubetypes.UID]*claimInfo{}}
 		s.kubelet.client = client{sim: s, process: s.kubelet.process}
 		go s.controlPlane()
-		s.run(func() bool { return len(s.api.published) == vfCount })
+		s.run(func() bool { return len(s.api.published) == len(s.kernel.vfs) })
 
 		p := &player{sim: s, pods: map[string]*pod{}, begin: time.Now()}
 		go p.play(lines)

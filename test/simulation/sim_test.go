@@ -19,14 +19,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 	"testing/synctest"
 	"time"
 )
 
 // sim is the world of one seed: a node and its control plane.
 type sim struct {
-	*testing.T
 	seed  uint64
 	rng   *rand.Rand
 	start time.Time

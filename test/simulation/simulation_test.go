@@ -27,7 +27,7 @@ const (
 	defaultSteps = 100_000
 	// chaosSteps are those of a seed before its faults stop.
 	chaosSteps = 3000
-	vfCount    = 5
+	vfCount    = 4
 	maxPods    = 7
 	// restTime is how long the world may be at rest until nothing is owed any more. That is looked at in intervals, and has to
 	// hold for some looks.
@@ -150,9 +150,9 @@ func stateDir(t *testing.T) string {
 }
 
 // newSim makes a node at rest.
-func newSim(t *testing.T, seed uint64, dir string, m mutant) *sim {
+func newSim(seed uint64, dir string, m mutant) *sim {
 	s := &sim{
-		T: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), start: time.Now(), wake: make(chan struct{}, 1),
+		seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), start: time.Now(), wake: make(chan struct{}, 1),
 		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1",
 	}
 	s.kernel = newKernel(s, vfCount)
@@ -169,7 +169,7 @@ func simulate(t *testing.T, seed uint64, m mutant) (r result) {
 	runtime.GC()
 	dir := filepath.Join(stateDir(t), strconv.FormatUint(seed, 10))
 	synctest.Test(t, func(t *testing.T) {
-		s := newSim(t, seed, dir, m)
+		s := newSim(seed, dir, m)
 		s.begin()
 		s.run(func() bool { return s.steps >= chaosSteps })
 		s.rest()

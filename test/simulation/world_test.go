@@ -66,7 +66,7 @@ func (w *world) ask(ctx context.Context, what string, ready func() bool, work fu
 
 func (w *world) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (found *types.Attachment, err error) {
 	err = w.ask(ctx, "attach "+dev.IfName()+" to "+netns, nil, func() (err error) {
-		found, err = w.sim.kernel.attach(netns, dev, config.PodIfName)
+		found, err = w.sim.kernel.attach(actorOf(ctx), netns, dev, config.PodIfName)
 		return err
 	})
 	return found, err
@@ -119,7 +119,7 @@ func (w *world) Remember(ctx context.Context, dev types.Device, _ types.DeviceCo
 
 func (w *world) Setup(ctx context.Context, dev types.Device, config types.DeviceConfig) (prepared types.Device, err error) {
 	err = w.ask(ctx, fmt.Sprintf("set up %s in VLAN %d", dev.IfName(), config.VLAN()), nil, func() (err error) {
-		prepared, err = w.sim.kernel.setup(dev, config)
+		prepared, err = w.sim.kernel.setup(actorOf(ctx), dev, config)
 		return err
 	})
 	return prepared, err
@@ -137,7 +137,7 @@ func (w *world) Check(ctx context.Context, rows []*tables.DRAAllocation) []error
 	}
 	err := w.ask(ctx, "check "+strings.Join(names, ","), nil, func() error {
 		for i, row := range rows {
-			if errs[i] = w.sim.kernel.check(row); errs[i] != nil {
+			if errs[i] = w.sim.kernel.check(actorOf(ctx), row); errs[i] != nil {
 				w.sim.note("  %s: %v", row.DeviceName, errs[i])
 			}
 		}

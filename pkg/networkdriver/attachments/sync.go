@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -170,19 +169,11 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 	return false, nil
 }
 
-// mayLack says whether the agent may have ended before a link that is in the sandbox had its network's addresses. Where the sandbox has
+// mayLack says whether the agent may have ended before a link that is in the sandbox had what its network gives it. Where the sandbox has
 // containers the gate tells, which is opened afterwards: containers that do not list the claim start without it. From then on the
 // link is the pod's, which may have made something else of it.
 func (r *Room) mayLack(row *tables.DRAAllocation, s Sandbox) bool {
-	return len(addressesOf(row)) > 0 && !(s.Populated && r.world.WasOpened(row.ClaimUID, s.ID))
-}
-
-// addressesOf returns what the row's network gives the device.
-func addressesOf(row *tables.DRAAllocation) []netip.Prefix {
-	if row.Config.Joined == nil {
-		return nil
-	}
-	return row.Config.Joined.Addresses
+	return row.Config.Joined != nil && !(s.Populated && r.world.WasOpened(row.ClaimUID, s.ID))
 }
 
 // handsOn says whether a link that is in a third namespace was moved there from this sandbox, by the pod. It is the sandbox

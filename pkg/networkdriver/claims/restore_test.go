@@ -45,11 +45,15 @@ type restored struct {
 }
 
 func newRestored(t testing.TB, api *fakeAPI) *restored {
+	return newRestoredWith(t, api, newJournal(t, t.TempDir(), testDriver))
+}
+
+func newRestoredWith(t testing.TB, api *fakeAPI, j Journal) *restored {
 	r := &restored{fixture: newFixture(t), log: &testenv.LogBuffer{}, observed: fakeObserver{}, api: api}
 	r.restorer = NewRestorer(RestorerParams{
 		Logger: slog.New(slog.NewTextHandler(r.log, nil)), Room: r.Room, Claims: api,
 		Managers: []types.DeviceManager{fakeManager{r.host}}, Observer: r.observed,
-		Journal:    newJournal(t, t.TempDir(), testDriver),
+		Journal:    j,
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot, Networks: r.networks, Addresses: r.networks,
 	})
 	return r
@@ -362,12 +366,10 @@ func FuzzRestoreRecord(f *testing.F) {
 	seed(changed(func(r *types.Record) { r.BootID = "another" }))
 	seed(changed(func(r *types.Record) { r.Journal = "another" }))
 	f.Add([]byte(`{"version":1,"manager":"sr-iov","podUID":"uid-p","bootID":"boot-1","config":{"vlan":5,"podIfName":"net1","later":1},"device":{"name":"a","found":true,"settings":{}},"later":[1]}`))
-	db := f.TempDir()
-	j := newJournal(f, db, testDriver)
+	j := newJournal(f, f.TempDir(), testDriver)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		claim := newClaim("c", forPod("p"), with("net", "a"), fromClaim(parameters), recorded("a", string(raw)))
-		r := newRestored(t, newFakeAPI(claim))
-		r.restorer.Journal = j
+		r := newRestoredWith(t, newFakeAPI(claim), j)
 		require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c"), podWith("q", "c")}))
 		rows := r.rows()
 		require.LessOrEqual(t, len(rows), 1)

@@ -124,6 +124,11 @@ func (r *Resolver) describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*typ
 	if vf := spec.VF; vf != nil {
 		n.VF = types.VFRights{Trust: vf.Trust, SpoofCheck: vf.SpoofCheck, LinkState: vf.LinkState, MinTxRate: toInt(vf.MinTxRate), MaxTxRate: toInt(vf.MaxTxRate)}
 	}
+	if i := spec.Interface; i != nil {
+		n.Interface = types.InterfaceSettings{
+			ARPIgnore: toInt(i.ARPIgnore), ARPAnnounce: toInt(i.ARPAnnounce), RPFilter: toInt(i.RPFilter), Forwarding: i.Forwarding, AcceptRA: toInt(i.AcceptRA),
+		}
+	}
 	if len(spec.Subnets) == 0 {
 		return n, nil
 	}

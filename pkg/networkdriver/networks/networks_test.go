@@ -56,7 +56,8 @@ func newReader() *fakeReader {
 		networks: map[string]*v2alpha1.CiliumNetworkDriverNetworkSpec{
 			"open": {NamespaceSelector: &v2alpha1.LabelSelector{}},
 			"storage": {NamespaceSelector: selecting("a"), Pools: []string{"fast", "faster"}, Vlan: 7, VlanPriority: 3, VlanProtocol: v2alpha1.VlanProtocol8021ad,
-				MTU: 9000, VF: &v2alpha1.NetworkVF{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: v2alpha1.LinkStateAuto, MaxTxRate: ptr.To[int32](100)}},
+				MTU: 9000, VF: &v2alpha1.NetworkVF{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: v2alpha1.LinkStateAuto, MaxTxRate: ptr.To[int32](100)},
+				Interface: &v2alpha1.NetworkInterface{ARPIgnore: ptr.To[int32](1), Forwarding: ptr.To(true)}},
 			"plain": {NamespaceSelector: selecting("a"), Vlan: 8, VlanProtocol: v2alpha1.VlanProtocol8021Q},
 			"bad":   {NamespaceSelector: &v2alpha1.LabelSelector{}, Vlan: 4095},
 			"none":  {},
@@ -76,7 +77,8 @@ func TestResolve(t *testing.T) {
 	})
 	require.NoError(t, err)
 	storage := &types.Network{VLAN: 7, VLANPriority: 3, VLANProtocol: "802.1ad", MTU: 9000,
-		VF: types.VFRights{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: "Auto", MaxTxRate: ptr.To(100)}}
+		VF:        types.VFRights{Trust: ptr.To(true), SpoofCheck: ptr.To(false), LinkState: "Auto", MaxTxRate: ptr.To(100)},
+		Interface: types.InterfaceSettings{ARPIgnore: ptr.To(1), Forwarding: ptr.To(true)}}
 	require.Equal(t, []*types.Network{storage, {VLAN: 8}, storage, {}}, found)
 	for _, n := range found {
 		require.NoError(t, types.DeviceConfig{Network: "n", Joined: n}.Check(), "what is resolved can be stored")

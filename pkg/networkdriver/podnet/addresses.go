@@ -6,9 +6,13 @@ package podnet
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
@@ -31,22 +35,50 @@ const (
 	ruleProtocol = 78
 )
 
-// refuseAdvertisements has the kernel take no router advertisement on a link of the namespace: it would install a default
-// route of whoever is on the same network. There is no request for that, only a file that each namespace has its own of.
-func (m *Mover) refuseAdvertisements(ns *netnamespace.Namespace, name string) error {
-	path := filepath.Join(m.cfg.NetSysctls, "ipv6", "conf", name, "accept_ra")
+// sysctls are the files of an interface's settings, below the folder of the network's settings, with what to write. Some have
+// a request of their own, accept_ra has none; and the kernel does more on a write than on a request.
+func sysctls(name string, s types.InterfaceSettings) map[string]string {
+	files := map[string]string{"ipv6/conf/" + name + "/accept_ra": "0"}
+	set := func(file string, value *int) {
+		if value != nil {
+			files[file] = strconv.Itoa(*value)
+		}
+	}
+	set("ipv4/conf/"+name+"/arp_ignore", s.ARPIgnore)
+	set("ipv4/conf/"+name+"/arp_announce", s.ARPAnnounce)
+	set("ipv4/conf/"+name+"/rp_filter", s.RPFilter)
+	set("ipv6/conf/"+name+"/accept_ra", s.AcceptRA)
+	if s.Forwarding != nil {
+		value := "0"
+		if *s.Forwarding {
+			value = "1"
+		}
+		files["ipv4/conf/"+name+"/forwarding"], files["ipv6/conf/"+name+"/forwarding"] = value, value
+	}
+	return files
+}
+
+// setInterface writes the settings of an interface of the namespace. Each namespace has files of its own, which are those of
+// whoever looks at them.
+func (m *Mover) setInterface(ns *netnamespace.Namespace, name string, s types.InterfaceSettings) error {
+	files := sysctls(name, s)
 	err := osthread.Run(func() error {
 		if err := unix.Setns(ns.FD, unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace %q: %w", ns.Path, err)
 		}
-		err := os.WriteFile(path, []byte("0"), 0)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil // a kernel, or a namespace, without IPv6
+		for _, file := range slices.Sorted(maps.Keys(files)) {
+			err := os.WriteFile(filepath.Join(m.cfg.NetSysctls, file), []byte(files[file]), 0)
+			if errors.Is(err, os.ErrNotExist) && strings.HasPrefix(file, "ipv6/") {
+				continue // a kernel, or a namespace, without IPv6
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return err
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("have interface %s take no router advertisements: %w", name, err)
+		return fmt.Errorf("set interface %s: %w", name, err)
 	}
 	return nil
 }

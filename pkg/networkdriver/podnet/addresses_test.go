@@ -21,17 +21,33 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
-// within runs in a network namespace.
-func within(t *testing.T, path string, do func() error) {
-	t.Helper()
-	ns, err := netnamespace.Open(path)
-	require.NoError(t, err)
-	defer ns.Close()
-	require.NoError(t, osthread.Run(func() error {
-		if err := unix.Setns(ns.FD, unix.CLONE_NEWNET); err != nil {
+// sysctl reads a network setting of the namespace.
+func (ns *testNS) sysctl(file string) string {
+	ns.tb.Helper()
+	opened, err := netnamespace.Open(ns.path)
+	require.NoError(ns.tb, err)
+	defer opened.Close()
+	var value []byte
+	require.NoError(ns.tb, osthread.Run(func() (err error) {
+		if err = unix.Setns(opened.FD, unix.CLONE_NEWNET); err == nil {
+			value, err = os.ReadFile("/proc/sys/net/" + file)
+		}
+		return err
+	}))
+	return strings.TrimSpace(string(value))
+}
+
+// disableIPv6 has interfaces of the namespace have no IPv6, those named all or default.
+func (ns *testNS) disableIPv6(which string) {
+	ns.tb.Helper()
+	opened, err := netnamespace.Open(ns.path)
+	require.NoError(ns.tb, err)
+	defer opened.Close()
+	require.NoError(ns.tb, osthread.Run(func() error {
+		if err := unix.Setns(opened.FD, unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		return do()
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0)
 	}))
 }
 
@@ -105,11 +121,7 @@ func TestAddresses(t *testing.T) {
 	index := link.Attrs().Index
 	want := []string{"0.0.0.0/0 via 192.0.2.2", "10.0.0.0/8 via 192.0.2.1", "192.0.2.0/24", "2001:db8:1::/48 via 2001:db8::1", "2001:db8::/64"}
 	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
-	within(t, f.pod.path, func() error {
-		value, err := os.ReadFile("/proc/sys/net/ipv6/conf/net1/accept_ra")
-		require.Equal(t, "0", strings.TrimSpace(string(value)))
-		return err
-	})
+	require.Equal(t, "0", f.pod.sysctl("ipv6/conf/net1/accept_ra"))
 
 	// An agent that ended half-way makes up for what is missing, and for nothing else.
 	require.NoError(t, f.pod.AddrDel(link, &netlink.Addr{IPNet: netipx.PrefixIPNet(config.Joined.Addresses[0])}))
@@ -123,6 +135,42 @@ func TestAddresses(t *testing.T) {
 	addrs, err = f.host.AddrList(f.host.link("v0"), netlink.FAMILY_V4)
 	require.NoError(t, err)
 	require.Empty(t, addrs, "none comes home")
+}
+
+// TestInterfaceSettings writes what a network says of the interface, and nothing else but that no advertisement is taken.
+func TestInterfaceSettings(t *testing.T) {
+	f := setup(t)
+	dev := f.host.addLink("v0")
+	one, yes := 1, true
+	config := types.DeviceConfig{PodIfName: "net1", Network: "storage", Joined: &types.Network{
+		Interface: types.InterfaceSettings{ARPIgnore: &one, RPFilter: new(int), Forwarding: &yes, AcceptRA: &one},
+	}}
+	_, err := f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, err)
+	require.True(t, isUp(f.pod.link("net1")))
+	for file, want := range map[string]string{
+		"ipv4/conf/net1/arp_ignore": "1", "ipv4/conf/net1/rp_filter": "0", "ipv4/conf/net1/forwarding": "1", "ipv6/conf/net1/forwarding": "1",
+		"ipv6/conf/net1/accept_ra": "1", "ipv4/conf/net1/arp_announce": f.pod.sysctl("ipv4/conf/default/arp_announce"),
+	} {
+		require.Equal(t, want, f.pod.sysctl(file), file)
+	}
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	f.host.requireHome(dev)
+	require.Equal(t, f.host.sysctl("ipv4/conf/default/forwarding"), f.host.sysctl("ipv4/conf/v0/forwarding"), "nothing of it comes home")
+
+	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1", Network: "plain", Joined: &types.Network{}})
+	require.NoError(t, err)
+	require.Equal(t, "0", f.pod.sysctl("ipv6/conf/net1/accept_ra"))
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+
+	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
+	require.NoError(t, err)
+	require.Equal(t, f.pod.sysctl("ipv6/conf/default/accept_ra"), f.pod.sysctl("ipv6/conf/net1/accept_ra"), "without a network it is the pod's own")
+	f.cfg.NetSysctls = t.TempDir()
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	_, err = f.Attach(f.ctx, f.pod.path, dev, config)
+	require.ErrorContains(t, err, "set interface net1: ")
+	f.host.requireHome(dev)
 }
 
 // TestPolicyRouting has two links in one subnet, and what is sent from an address leaves by the link that has it.
@@ -188,8 +236,8 @@ func TestAddressesFail(t *testing.T) {
 func TestAddressesWithoutIPv6(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")
-	within(t, f.pod.path, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) })
-	within(t, f.pod.path, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) })
+	f.pod.disableIPv6("default")
+	f.pod.disableIPv6("all")
 	_, err := f.Attach(f.ctx, f.pod.path, dev, withAddresses(true))
 	require.ErrorContains(t, err, "add address 2001:db8::10/64: ")
 	f.host.requireHome(dev)

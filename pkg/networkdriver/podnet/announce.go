@@ -54,7 +54,7 @@ func NewAnnouncer(log *slog.Logger) *Announcer {
 
 // Announce has the addresses announced that the attached link got from a network. It does not wait.
 func (a *Announcer) Announce(attachment *types.Attachment, config types.DeviceConfig) {
-	if !hasAddresses(config) {
+	if config.Joined == nil || len(config.Joined.Addresses) == 0 {
 		return
 	}
 	mac, err := net.ParseMAC(attachment.MAC)

@@ -170,7 +170,7 @@ func (m *Mover) arrive(host, pod *nic.Place, link netlink.Link, name string, con
 	if err != nil {
 		return nil, err
 	}
-	if !hasAddresses(config) {
+	if config.Joined == nil {
 		return attachment(pod.NS.Path, link, nil), nil
 	}
 	if err := m.bringUp(pod, link, config.Joined, false); err != nil {
@@ -179,15 +179,10 @@ func (m *Mover) arrive(host, pod *nic.Place, link netlink.Link, name string, con
 	return m.described(pod, link)
 }
 
-// hasAddresses says whether a network gives the device addresses.
-func hasAddresses(config types.DeviceConfig) bool {
-	return config.Joined != nil && len(config.Joined.Addresses) > 0
-}
-
 // bringUp brings a link up in the pod, and configures it. again is [configure]'s.
 func (m *Mover) bringUp(pod *nic.Place, link netlink.Link, n *types.Network, again bool) error {
 	attrs := link.Attrs()
-	if err := m.refuseAdvertisements(pod.NS, attrs.Name); err != nil {
+	if err := m.setInterface(pod.NS, attrs.Name, n.Interface); err != nil {
 		return err
 	}
 	if err := pod.Change(attrs.Index, rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP}); err != nil {
@@ -219,7 +214,7 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, con
 			"interface", attrs.Name, "error", err)
 	}
 	into := rtlink.Change{To: pod.NS, MTU: config.MTU(), Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
-	if hasAddresses(config) {
+	if config.Joined != nil {
 		into.Flags = 0
 	}
 	crashpoint.Here(crashpoint.AttachBefore)
@@ -300,7 +295,7 @@ func (m *Mover) settle(pod *nic.Place, dev types.Device, config types.DeviceConf
 			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.NS.Path, err)
 		}
 	}
-	if hasAddresses(config) {
+	if config.Joined != nil {
 		if err := m.bringUp(pod, link, config.Joined, true); err != nil {
 			return nil, err
 		}

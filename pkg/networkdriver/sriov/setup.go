@@ -352,6 +352,9 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 	vf, err := m.sysfs.virtFn(d.Addr, map[string]*physFn{})
 	switch {
 	case errors.Is(err, errGone), errors.Is(err, errNotVF):
+		if err := m.sysfs.unseen(d.Addr); err != nil {
+			return err
+		}
 		log.Warn("Nothing to restore of a VF that is gone", "pf", d.PFName)
 		return nil
 	case err != nil:

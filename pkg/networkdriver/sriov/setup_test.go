@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -400,6 +401,24 @@ func TestFreeOfWhatIsGone(t *testing.T) {
 		})
 	}
 	require.NoError(t, (&Device{Addr: "0000:03:10.0"}).Free(t.Context(), types.DeviceConfig{}), "what is not prepared has nothing to restore")
+}
+
+// An agent that does not see PCI devices, since it lacks a mount, takes no VF for gone, which would leave that in its VLAN.
+func TestFreeWithoutSysfs(t *testing.T) {
+	for name, missing := range map[string]string{"no sysfs": "", "no bus": "bus/pci", "no list of devices": "bus/pci/devices", "no devices": bus} {
+		t.Run(name, func(t *testing.T) {
+			node := newNode(t)
+			_, d, pf := discovered(t, node, Params{})
+			dev, err := d.Setup(t.Context(), withVLAN(5))
+			require.NoError(t, err)
+			away := filepath.Join(t.TempDir(), "away")
+			require.NoError(t, os.Rename(node.path(missing), away))
+			require.ErrorContains(t, dev.Free(t.Context(), withVLAN(5)), "the PCI device")
+			require.NoError(t, os.Rename(away, node.path(missing)))
+			require.NoError(t, dev.Free(t.Context(), withVLAN(5)))
+			require.Equal(t, VFSettings{}, node.kernel.vfs[pf][0])
+		})
+	}
 }
 
 // The VF's index and its PF are those of this moment, not those remembered.

@@ -105,6 +105,20 @@ func (s sysfs) virtFn(addr string, pfs map[string]*physFn) (*virtFn, error) {
 	return v, nil
 }
 
+// unseen says why nothing can be told of a PCI device that sysfs does not show: sysfs, or the part of it that devices are in, is
+// not there, as in an agent that lacks a mount.
+func (s sysfs) unseen(addr string) error {
+	if _, err := os.Stat(s.path("")); err != nil {
+		return fmt.Errorf("look for the PCI device: %w", err)
+	}
+	if _, err := os.Lstat(s.path(addr)); err == nil {
+		if _, err := os.Stat(s.path(addr)); err != nil {
+			return fmt.Errorf("look at the PCI device, which is there: %w", err)
+		}
+	}
+	return nil
+}
+
 func (s sysfs) readVirtFn(addr string, pfs map[string]*physFn) (*virtFn, error) {
 	pfAddr, err := s.linkBase(addr, "physfn")
 	if err != nil {

@@ -34,6 +34,8 @@ type Network struct {
 	MTU int `json:"mtu,omitempty"`
 	// VF are the rights of a VF.
 	VF VFRights `json:"vf,omitzero"`
+	// Interface are settings of the link in the pod.
+	Interface InterfaceSettings `json:"interface,omitzero"`
 	// Addresses are the device's own, with the prefix length of their subnets: one of each family at most.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// Routes are those to set in the pod, beside those to the addresses' subnets.
@@ -71,6 +73,31 @@ type Subnet struct {
 	Addresses *netipx.IPSet
 	// Gateway is the zero value for none.
 	Gateway netip.Addr
+}
+
+// InterfaceSettings are those that the API has of an interface in a pod. What is nil stays as it is in the pod, but for
+// AcceptRA, which is 0 then.
+type InterfaceSettings struct {
+	ARPIgnore   *int  `json:"arpIgnore,omitempty"`
+	ARPAnnounce *int  `json:"arpAnnounce,omitempty"`
+	RPFilter    *int  `json:"rpFilter,omitempty"`
+	Forwarding  *bool `json:"forwarding,omitempty"`
+	AcceptRA    *int  `json:"acceptRA,omitempty"`
+}
+
+// maxInterfaceSetting is the highest value of any of them.
+const maxInterfaceSetting = 8
+
+func (s InterfaceSettings) check() error {
+	for _, setting := range []struct {
+		field string
+		value *int
+	}{{"arpIgnore", s.ARPIgnore}, {"arpAnnounce", s.ARPAnnounce}, {"rpFilter", s.RPFilter}, {"acceptRA", s.AcceptRA}} {
+		if setting.value != nil && (*setting.value < 0 || *setting.value > maxInterfaceSetting) {
+			return fmt.Errorf("%s: %d is not in 0..%d", setting.field, *setting.value, maxInterfaceSetting)
+		}
+	}
+	return nil
 }
 
 // VFRights are what a PF lets a VF do, and limits it to. What is not set stays as it is.
@@ -187,6 +214,9 @@ func (n *Network) check() error {
 	}
 	if err := n.VF.Check(); err != nil {
 		return fmt.Errorf("vf.%w", err)
+	}
+	if err := n.Interface.check(); err != nil {
+		return fmt.Errorf("interface.%w", err)
 	}
 	return n.checkAddresses()
 }

@@ -89,6 +89,12 @@ subnets:
 - {cidr: '2001:db8::/64', gateway: '2001:db8::1', exclude: ['2001:db8::ff00/120']}
 routes: [{to: 10.0.0.0/8}, {to: 10.0.0.0/8, metric: 5}, {to: 0.0.0.0/0, via: 192.0.2.2}, {to: '::/0'}]
 policyRouting: {derive: {nexthopNetAddrOffset: 1, routeDstPrefixLen: 16}}`},
+	{Name: "interface", YAML: `{namespaceSelector: {}, interface: {arpIgnore: 8, arpAnnounce: 2, rpFilter: 0, forwarding: true, acceptRA: 2}}`},
+	{Name: "arpIgnore too high", YAML: `{namespaceSelector: {}, interface: {arpIgnore: 9}}`, Field: "spec.interface.arpIgnore"},
+	{Name: "arpAnnounce below 0", YAML: `{namespaceSelector: {}, interface: {arpAnnounce: -1}}`, Field: "spec.interface.arpAnnounce"},
+	{Name: "rpFilter too high", YAML: `{namespaceSelector: {}, interface: {rpFilter: 3}}`, Field: "spec.interface.rpFilter"},
+	{Name: "acceptRA too high", YAML: `{namespaceSelector: {}, interface: {acceptRA: 3}}`, Field: "spec.interface.acceptRA"},
+	{Name: "forwarding is a number", YAML: `{namespaceSelector: {}, interface: {forwarding: 1}}`, Field: "spec.interface.forwarding", SchemaOnly: true},
 	{Name: "policy routing alone", YAML: `{namespaceSelector: {}, subnets: [{cidr: 192.0.2.0/24}], policyRouting: {}}`},
 	{Name: "no subnet in subnets", YAML: `{namespaceSelector: {}, subnets: []}`, Field: "spec.subnets", SchemaOnly: true},
 	{Name: "host bits", YAML: subnet(`cidr: 192.0.2.1/24`), Field: "spec.subnets[0].cidr"},
