@@ -77,6 +77,19 @@ type CiliumNetworkDriverAddressSpec struct {
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an address in canonical form"
 	Address string `json:"address"`
 
+	// vlan is the VLAN of the network when the address was taken, 0 for none.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4094
+	Vlan int32 `json:"vlan,omitempty"`
+
+	// pool is the configured name of the device's pool.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Pool string `json:"pool,omitempty"`
+
 	// node is the node whose device has it.
 	//
 	// +required

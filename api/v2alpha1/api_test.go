@@ -192,6 +192,7 @@ func testAPINames(t *testing.T, config *rest.Config) {
 	require.Equal(t, map[string][]string{
 		"ciliumnetworkdriveraddresses":             {"ndaddr"},
 		"ciliumnetworkdrivernetworks":              {"ndnet"},
+		"ciliumnetworkdrivernetworks/status":       nil,
 		"ciliumnetworkdrivernodeconfigs":           {"ndnc"},
 		"ciliumnetworkdrivernodeconfigs/status":    nil,
 		"ciliumnetworkdriverclusterconfigs":        {"ndcc"},

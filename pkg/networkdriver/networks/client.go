@@ -43,10 +43,11 @@ func NewClient(config *rest.Config, core coreclient.CoreV1Interface) (*Client, e
 	return &Client{core: core, custom: custom, params: params}, nil
 }
 
-// GetNetwork implements [Reader].
-func (c *Client) GetNetwork(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
-	network := &v2alpha1.CiliumNetworkDriverNetwork{}
-	return network, c.custom.Get().Resource(v2alpha1.NetworkResource).Name(name).Do(ctx).Into(network)
+// ListNetworks implements [Reader].
+func (c *Client) ListNetworks(ctx context.Context) ([]v2alpha1.CiliumNetworkDriverNetwork, error) {
+	list := &v2alpha1.CiliumNetworkDriverNetworkList{}
+	err := c.custom.Get().Resource(v2alpha1.NetworkResource).Do(ctx).Into(list)
+	return list.Items, err
 }
 
 // NamespaceLabels implements [Reader].

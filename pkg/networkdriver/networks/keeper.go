@@ -304,7 +304,7 @@ func (k *Keeper) object(row *tables.DRAAllocation, addr netip.Addr) *v2alpha1.Ci
 			Labels: map[string]string{v2alpha1.LabelNetwork: row.Config.Network, v2alpha1.LabelBlock: v2alpha1.AddressBlock(addr)},
 		},
 		Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
-			Network: row.Config.Network, Address: addr.String(), Node: k.node, Namespace: row.ClaimNamespace,
+			Network: row.Config.Network, Address: addr.String(), Vlan: int32(row.Config.VLAN()), Pool: row.Pool, Node: k.node, Namespace: row.ClaimNamespace,
 			Claim: v2alpha1.AddressOwner{Name: row.ClaimName, UID: string(row.ClaimUID)},
 			Pod:   v2alpha1.AddressOwner{Name: row.PodName, UID: string(row.PodUID)}, Request: row.Request, Device: row.DeviceName,
 		},

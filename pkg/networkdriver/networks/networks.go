@@ -6,6 +6,7 @@
 package networks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,8 +26,8 @@ import (
 
 // Reader reads from the API server.
 type Reader interface {
-	// GetNetwork reads the network of the name.
-	GetNetwork(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error)
+	// ListNetworks reads all networks.
+	ListNetworks(ctx context.Context) ([]v2alpha1.CiliumNetworkDriverNetwork, error)
 	// NamespaceLabels reads the labels of a namespace.
 	NamespaceLabels(ctx context.Context, namespace string) (labels.Set, error)
 }
@@ -52,15 +52,23 @@ type Resolver struct {
 // NewResolver returns one that reads by the reader, for the node that has the labels.
 func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Resolver{reader, node} }
 
-// Resolve returns for each query the network, as it is now. Each network is read once, and the namespace once and only
-// where its labels are asked for. The error names the network and what is allowed.
+// Resolve returns for each query the network, as it is now. The networks are read once, all of them, since one may be in
+// conflict with another, and the namespace once and only where its labels are asked for. The error names the network and what is
+// allowed.
 func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Network, error) {
+	if len(queries) == 0 {
+		return nil, nil
+	}
+	all, err := r.reader.ListNetworks(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("network %s: read the CiliumNetworkDriverNetworks: %w", queries[0].Network, err)
+	}
 	read := map[string]*v2alpha1.CiliumNetworkDriverNetwork{}
 	namespaces := map[string]labels.Set{}
 	found := make([]*types.Network, len(queries))
 	for i, q := range queries {
 		if read[q.Network] == nil {
-			network, err := r.read(ctx, q, namespaces)
+			network, err := r.find(ctx, q, all, namespaces)
 			if err != nil {
 				return nil, fmt.Errorf("network %s: %w", q.Network, err)
 			}
@@ -71,7 +79,6 @@ func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Netwo
 			return nil, fmt.Errorf("network %s: the device is of pool %s, which is not on the network's wire: spec.pools are %s",
 				q.Network, q.Pool, strings.Join(spec.Pools, ", "))
 		}
-		var err error
 		if found[i], err = r.describe(spec); err != nil {
 			return nil, fmt.Errorf("network %s: %w", q.Network, err)
 		}
@@ -79,21 +86,25 @@ func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Netwo
 	return found, nil
 }
 
-// read reads a network and checks that it may be joined.
-func (r *Resolver) read(ctx context.Context, q Query, namespaces map[string]labels.Set) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
-	network, err := r.reader.GetNetwork(ctx, q.Network)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("there is no CiliumNetworkDriverNetwork of this name (%w)", err)
-	case err != nil:
-		return nil, fmt.Errorf("read the CiliumNetworkDriverNetwork: %w", err)
+// find finds a network among all and checks that it may be joined.
+func (r *Resolver) find(ctx context.Context, q Query, all []v2alpha1.CiliumNetworkDriverNetwork, namespaces map[string]labels.Set,
+) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
+	i := slices.IndexFunc(all, func(n v2alpha1.CiliumNetworkDriverNetwork) bool { return n.Name == q.Network })
+	if i < 0 {
+		return nil, errors.New("there is no CiliumNetworkDriverNetwork of this name")
 	}
+	network := &all[i]
 	// The schema may be older than this agent, or was when the network was written.
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("the CiliumNetworkDriverNetwork is not valid: %w", err)
 	}
+	// The operator sees what is still used of networks that are gone; it may be away.
+	conflict := network.Conflict(all)
 	if c := meta.FindStatusCondition(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting); c != nil && c.Status == metav1.ConditionTrue {
-		return nil, fmt.Errorf("it is in conflict, and cannot be joined: %s", c.Message)
+		conflict = cmp.Or(conflict, c.Message)
+	}
+	if conflict != "" {
+		return nil, fmt.Errorf("it is in conflict, and cannot be joined: %s", conflict)
 	}
 	selector, err := metav1.LabelSelectorAsSelector(network.Spec.NamespaceSelector.AsLabelSelector())
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 
@@ -24,18 +23,15 @@ type fakeReader struct {
 	reads      []string
 }
 
-func (r *fakeReader) GetNetwork(_ context.Context, name string) (*v2alpha1.CiliumNetworkDriverNetwork, error) {
-	r.reads = append(r.reads, name)
-	if r.err != nil {
-		return nil, r.err
+func (r *fakeReader) ListNetworks(context.Context) ([]v2alpha1.CiliumNetworkDriverNetwork, error) {
+	r.reads = append(r.reads, "networks")
+	var all []v2alpha1.CiliumNetworkDriverNetwork
+	for name, spec := range r.networks {
+		network := v2alpha1.CiliumNetworkDriverNetwork{Spec: *spec}
+		network.Name = name
+		all = append(all, network)
 	}
-	spec := r.networks[name]
-	if spec == nil {
-		return nil, apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.NetworkResource), name)
-	}
-	network := &v2alpha1.CiliumNetworkDriverNetwork{Spec: *spec}
-	network.Name = name
-	return network, nil
+	return all, r.err
 }
 
 func (r *fakeReader) NamespaceLabels(_ context.Context, namespace string) (labels.Set, error) {
@@ -83,22 +79,22 @@ func TestResolve(t *testing.T) {
 	for _, n := range found {
 		require.NoError(t, types.DeviceConfig{Network: "n", Joined: n}.Check(), "what is resolved can be stored")
 	}
-	require.Equal(t, []string{"storage", "namespace team-a", "plain", "open"}, reader.reads, "each is read once")
+	require.Equal(t, []string{"networks", "namespace team-a"}, reader.reads, "each is read once")
 
 	reader.reads = nil
 	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"open", "elsewhere", "fast"}})
 	require.NoError(t, err)
-	require.Equal(t, []string{"open"}, reader.reads, "a network for all namespaces asks for no labels")
+	require.Equal(t, []string{"networks"}, reader.reads, "a network for all namespaces asks for no labels")
 }
 
 func TestResolveRefuses(t *testing.T) {
 	for want, q := range map[string]Query{
-		"network gone: there is no CiliumNetworkDriverNetwork of this name (ciliumnetworkdrivernetworks.cilium.io \"gone\" not found)": {"gone", "team-a", "fast"},
-		"network storage: claims of namespace team-b may not join it: spec.namespaceSelector asks for team=a":                          {"storage", "team-b", "fast"},
-		"network storage: read the labels of namespace x, which say whether it may join: away":                                         {"storage", "x", "fast"},
-		"network storage: the device is of pool slow, which is not on the network's wire: spec.pools are fast, faster":                 {"storage", "team-a", "slow"},
-		"network bad: the CiliumNetworkDriverNetwork is not valid: spec.vlan: Invalid value: 4095: must be 0 to 4094":                  {"bad", "team-a", "fast"},
-		"network none: the CiliumNetworkDriverNetwork is not valid: spec.namespaceSelector: Required value":                            {"none", "team-a", "fast"},
+		"network gone: there is no CiliumNetworkDriverNetwork of this name":                                            {"gone", "team-a", "fast"},
+		"network storage: claims of namespace team-b may not join it: spec.namespaceSelector asks for team=a":          {"storage", "team-b", "fast"},
+		"network storage: read the labels of namespace x, which say whether it may join: away":                         {"storage", "x", "fast"},
+		"network storage: the device is of pool slow, which is not on the network's wire: spec.pools are fast, faster": {"storage", "team-a", "slow"},
+		"network bad: the CiliumNetworkDriverNetwork is not valid: spec.vlan: Invalid value: 4095: must be 0 to 4094":  {"bad", "team-a", "fast"},
+		"network none: the CiliumNetworkDriverNetwork is not valid: spec.namespaceSelector: Required value":            {"none", "team-a", "fast"},
 	} {
 		_, err := newResolver(newReader()).Resolve(t.Context(), []Query{q})
 		require.EqualError(t, err, want)
@@ -106,5 +102,17 @@ func TestResolveRefuses(t *testing.T) {
 	reader := newReader()
 	reader.err = errors.New("away")
 	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"storage", "team-a", "fast"}})
-	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetwork: away")
+	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetworks: away")
+}
+
+// TestResolveConflict refuses the younger of two networks on one wire, also where no operator has said so.
+func TestResolveConflict(t *testing.T) {
+	reader := newReader()
+	subnets := []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/24"}}
+	reader.networks["one"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets}
+	reader.networks["two"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets}
+	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+	require.NoError(t, err)
+	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"two", "team-a", "fast"}})
+	require.EqualError(t, err, "network two: it is in conflict, and cannot be joined: the older network one has addresses of 192.0.2.0/24 too, in the same VLAN and on a common pool")
 }

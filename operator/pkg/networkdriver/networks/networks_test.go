@@ -47,10 +47,9 @@ func TestConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := tt.network
-			other, subnet := conflict(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old})
-			require.Equal(t, tt.with, subnet)
-			require.Equal(t, tt.with != "", other == "old")
-			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old})
+			message := n.Conflict([]v2alpha1.CiliumNetworkDriverNetwork{n, old})
+			require.Equal(t, tt.with != "", strings.HasPrefix(message, "the older network old has addresses of "+tt.with+" too"), message)
+			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old}, nil)
 			require.Equal(t, tt.with == "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionReady))
 			require.Equal(t, tt.with != "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionNetworkConflicting))
 		})
@@ -58,12 +57,25 @@ func TestConflict(t *testing.T) {
 
 	invalid := network("bad", 10, 7, nil, "192.0.2.0/24")
 	invalid.Spec.Subnets[0].Gateway = "192.0.2.0"
-	judge(&invalid, nil)
+	judge(&invalid, nil, nil)
 	ready := meta.FindStatusCondition(invalid.Status.Conditions, v2alpha1.ConditionReady)
 	require.Equal(t, reasonInvalid, ready.Reason)
 	require.Contains(t, ready.Message, "spec.subnets[0].gateway")
-	other, _ := conflict(&old, []v2alpha1.CiliumNetworkDriverNetwork{invalid})
-	require.Empty(t, other, "what claims cannot join is in nobody's way")
+	require.NotEmpty(t, old.Conflict([]v2alpha1.CiliumNetworkDriverNetwork{invalid}), "pods may have its addresses from when it was valid")
+
+	// What a pod still has of a network that is gone is nobody else's.
+	left := func(vlan int32, pool string) []v2alpha1.CiliumNetworkDriverAddress {
+		return []v2alpha1.CiliumNetworkDriverAddress{{Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
+			Network: "gone", Address: "192.0.2.9", Vlan: vlan, Pool: pool, Namespace: "default", Pod: v2alpha1.AddressOwner{Name: "p"},
+		}}}
+	}
+	judge(&old, nil, left(7, "a"))
+	require.Contains(t, meta.FindStatusCondition(old.Status.Conditions, v2alpha1.ConditionNetworkConflicting).Message,
+		"pod default/p still has address 192.0.2.9, from network gone")
+	for _, addresses := range [][]v2alpha1.CiliumNetworkDriverAddress{nil, left(8, "a"), left(7, "c")} {
+		judge(&old, nil, addresses)
+		require.True(t, meta.IsStatusConditionTrue(old.Status.Conditions, v2alpha1.ConditionReady))
+	}
 	require.Len(t, truncated(strings.Repeat("x", 5000)), 1024)
 }
 

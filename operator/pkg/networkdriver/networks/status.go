@@ -30,6 +30,9 @@ import (
 // countDelay is how long addresses are collected that come and go, before they are counted again.
 const countDelay = 2 * time.Second
 
+// conflictDelay is how often a network in conflict is looked at again.
+const conflictDelay = 15 * time.Second
+
 // Reasons of the conditions.
 const (
 	reasonReady       = "Ready"
@@ -85,19 +88,34 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 		return reconcile.Result{}, nil
 	}
 	network := &networks.Items[i]
-	addresses := &v2alpha1.CiliumNetworkDriverAddressList{}
+	all := &v2alpha1.CiliumNetworkDriverAddressList{}
 	// What is listed is only read: a copy of each of many addresses would cost more than all else.
-	err := r.client.List(ctx, addresses, client.MatchingLabels{v2alpha1.LabelNetwork: network.Name}, client.UnsafeDisableDeepCopy)
-	if err != nil {
+	if err := r.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, err
+	}
+	var own []v2alpha1.CiliumNetworkDriverAddress
+	var others []v2alpha1.CiliumNetworkDriverAddress
+	for _, address := range all.Items {
+		switch {
+		case address.Spec.Network == network.Name:
+			own = append(own, address)
+		case !slices.ContainsFunc(networks.Items, func(n v2alpha1.CiliumNetworkDriverNetwork) bool {
+			return n.Name == address.Spec.Network && network.OlderThan(&n)
+		}):
+			others = append(others, address) // one of a younger network is that one's fault
+		}
 	}
 	before := network.DeepCopy()
 	network.Status.ObservedGeneration = network.Generation
-	count(network, addresses.Items)
-	judge(network, networks.Items)
+	count(network, own)
+	judge(network, networks.Items, others)
 	r.metrics.set(network)
+	var result reconcile.Result
+	if meta.IsStatusConditionTrue(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting) {
+		result.RequeueAfter = conflictDelay // nobody tells when another network's address is given back
+	}
 	if reflect.DeepEqual(before.Status, network.Status) {
-		return reconcile.Result{}, nil
+		return result, nil
 	}
 	if err := r.client.Status().Patch(ctx, network, client.MergeFrom(before)); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -106,7 +124,7 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 	if was != is {
 		r.log.Info("Network's state has changed", "network", network.Name, "before", was, "now", is)
 	}
-	return reconcile.Result{}, nil
+	return result, nil
 }
 
 func readyOf(n *v2alpha1.CiliumNetworkDriverNetwork) string {
@@ -161,13 +179,12 @@ func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.Ci
 }
 
 // judge sets the network's conditions.
-func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork) {
+func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) {
 	ready := metav1.Condition{Type: v2alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonReady, Message: "claims can join"}
 	conflicting := metav1.Condition{Type: v2alpha1.ConditionNetworkConflicting, Status: metav1.ConditionFalse, Reason: reasonReady}
 	if err := network.Validate(); err != nil {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonInvalid, truncated(err.Error())
-	} else if other, subnet := conflict(network, all); other != "" {
-		message := fmt.Sprintf("the older network %s has addresses of %s too, in the same VLAN and on a common pool", other, subnet)
+	} else if message := cmp.Or(network.Conflict(all), stillUsed(network, addresses)); message != "" {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonConflicting, message
 		conflicting.Status, conflicting.Reason, conflicting.Message = metav1.ConditionTrue, reasonConflicting, message
 	}
@@ -177,44 +194,30 @@ func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNe
 	}
 }
 
-// truncated cuts what a condition's message may not hold.
-func truncated(message string) string { return message[:min(len(message), 1024)] }
-
-// conflict returns the older network that the network has a subnet in common with, on one wire.
-func conflict(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork) (name, subnet string) {
-	for i := range all {
-		other := &all[i]
-		if other.Name == network.Name || !older(other, network) || !oneWire(&other.Spec, &network.Spec) || other.Validate() != nil {
+// stillUsed says which address of the network, on its wire, a device has from another network, which may be gone or have been
+// changed since.
+func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) string {
+	var prefixes []netip.Prefix
+	for _, s := range network.Spec.Subnets {
+		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	for i := range addresses {
+		spec := &addresses[i].Spec
+		if spec.Network == network.Name || spec.Vlan != network.Spec.Vlan || len(network.Spec.Pools) > 0 && !slices.Contains(network.Spec.Pools, spec.Pool) {
 			continue
 		}
-		for _, a := range network.Spec.Subnets {
-			for _, b := range other.Spec.Subnets {
-				if overlaps(a.CIDR, b.CIDR) {
-					return other.Name, a.CIDR
-				}
-			}
+		if addr, err := netip.ParseAddr(spec.Address); err == nil && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+			return fmt.Sprintf("pod %s/%s still has address %s, from network %s, in the same VLAN and of a pool in common",
+				spec.Namespace, spec.Pod.Name, spec.Address, spec.Network)
 		}
 	}
-	return "", ""
+	return ""
 }
 
-func older(a, b *v2alpha1.CiliumNetworkDriverNetwork) bool {
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name)) < 0
-}
-
-// oneWire says whether devices of the two may reach each other.
-func oneWire(a, b *v2alpha1.CiliumNetworkDriverNetworkSpec) bool {
-	if a.Vlan != b.Vlan {
-		return false
-	}
-	return len(a.Pools) == 0 || len(b.Pools) == 0 || slices.ContainsFunc(a.Pools, func(pool string) bool { return slices.Contains(b.Pools, pool) })
-}
-
-func overlaps(a, b string) bool {
-	one, err1 := netip.ParsePrefix(a)
-	two, err2 := netip.ParsePrefix(b)
-	return err1 == nil && err2 == nil && one.Overlaps(two)
-}
+// truncated cuts what a condition's message may not hold.
+func truncated(message string) string { return message[:min(len(message), 1024)] }
 
 // metrics are those of networks.
 type metrics struct {
