@@ -145,7 +145,7 @@ test-faults: faults-programs ## Every fault around the driver, on an emulated no
 
 .PHONY: test-faults-short
 test-faults-short: faults-programs ## A chosen few of them, once each, as a part of make test.
-	$(GO) run ./test/faults --short
+	$(GO) run ./test/faults --short --nodes 2
 
 .PHONY: test-versions
 test-versions: IMAGE_ARCHS = amd64

@@ -107,6 +107,7 @@ func TestReport(t *testing.T) {
 	require.Equal(t, 1, r.missing(jobs[0]))
 	require.Zero(t, r.missing(jobs[1]))
 	page := r.markdown()
+	require.Contains(t, page, "2 faults above have fewer rounds than the whole form has. Those without any:\n\n- before the journal's entry: SIGSTOP\n")
 	require.Contains(t, page, "| before the journal's entry: KILL | 2 | 2 | 2 / 4 / 4 | nothing |")
 	require.Contains(t, page, "| after the journal's entry: KILL | 1 | 0 | - | a VLAN / of a VF - VLAN: 0 + VLAN: 7 |")
 }

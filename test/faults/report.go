@@ -205,6 +205,7 @@ func (r *report) markdown() string {
 			fmt.Fprintf(&b, "\n%s\n", strings.Join(notes, "\n"))
 		}
 	}
+	b.WriteString(r.missingText())
 	b.WriteString("\n## Covered by end-to-end tests\n\n| Fault | Test of test/e2e |\n|---|---|\n")
 	for _, c := range covered {
 		fmt.Fprintf(&b, "| %s | %s |\n", c.fault, c.test)
@@ -248,6 +249,27 @@ func (l *line) times() string {
 		return fmt.Sprintf("%.0f", seconds[0])
 	}
 	return fmt.Sprintf("%.0f / %.0f / %.0f", seconds[0], seconds[len(seconds)/2], seconds[len(seconds)-1])
+}
+
+// missingText says what of the whole form this report does not have.
+func (r *report) missingText() string {
+	fewer, none := 0, ""
+	for _, j := range allJobs() {
+		switch l := r.file.Lines[j.name()]; {
+		case l == nil:
+			none += fmt.Sprintf("- %s\n", (&line{Fault: j.fault, Says: j.says}).title())
+		case len(l.Rounds) < j.rounds:
+			fewer++
+		}
+	}
+	if fewer == 0 && none == "" {
+		return "\nThis is the whole form, with all of its rounds.\n"
+	}
+	text := fmt.Sprintf("\n## Missing in this report\n\n%d faults above have fewer rounds than the whole form has.", fewer)
+	if none != "" {
+		text += " Those without any:\n\n" + none
+	}
+	return strings.TrimRight(text, "\n") + "\n"
 }
 
 // leftLength is how much of what was left the page says; the rest is with the logs.

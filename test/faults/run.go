@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,7 +21,7 @@ import (
 const upTimeout = 10 * time.Minute
 
 // tryAll boots a cluster and tries the jobs in it, those first that the agent need not be a pod for.
-func tryAll(ctx context.Context, o options, jobs []job, r *report) error {
+func tryAll(ctx context.Context, o options, jobs []job, r *report) (err error) {
 	upCtx, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
 	l, err := lab.Ensure(upCtx, lab.Options{
@@ -41,35 +42,22 @@ func tryAll(ctx context.Context, o options, jobs []job, r *report) error {
 		benches = append(benches, newBench(c, n, o))
 	}
 	for _, phase := range []struct {
-		enter func(context.Context, *deploy.Cluster, options) error
-		has   func(job) bool
-		alone bool
+		as      as
+		enter   func(context.Context, *deploy.Cluster, options) error
+		benches []*bench
 	}{
-		{asDaemon, func(j job) bool { return j.as == daemon }, false},
-		{nil, func(j job) bool { return j.as == alone }, true},
-		{asPod, func(j job) bool { return j.as == pod }, false},
+		{daemon, asDaemon, benches},
+		{alone, asDaemon, benches[:1]},
+		{pod, asPod, benches},
 	} {
-		var mine []job
-		for _, j := range jobs {
-			if phase.has(j) && r.missing(j) > 0 {
-				mine = append(mine, j)
-			}
-		}
+		mine := slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return j.as != phase.as || r.missing(j) == 0 })
 		if len(mine) == 0 || ctx.Err() != nil || r.over() {
 			continue
 		}
-		enter := phase.enter
-		if phase.alone {
-			enter = asDaemon
-		}
-		if err := enter(ctx, c, o); err != nil {
+		if err := phase.enter(ctx, c, o); err != nil {
 			return fmt.Errorf("install the driver: %w", err)
 		}
-		workers := benches
-		if phase.alone {
-			workers = benches[:1]
-		}
-		if err := work(ctx, workers, mine, r); err != nil {
+		if err := work(ctx, phase.benches, mine, r); err != nil {
 			return err
 		}
 	}

@@ -85,7 +85,7 @@ func scenarios() []job {
 		{group: "nic", fault: "PF renamed and back", says: "under pods", rounds: 3, run: pfRenamed},
 		{group: "nic", fault: "NIC unplugged and back", says: "under pods", rounds: 2, run: unplugged},
 
-		{group: "node", fault: "/run full", says: "while pods start and end", rounds: 3, run: runFull},
+		{group: "node", fault: "the driver's folder below /run full", says: "while pods start and end", rounds: 3, run: runFull},
 		{group: "node", fault: "power cut", says: "under pods", as: alone, rounds: 2, run: rebooted((*lab.Node).Reset)},
 		{group: "node", fault: "reboot", says: "under pods", as: alone, rounds: 1, run: rebooted((*lab.Node).Reboot)},
 
