@@ -123,7 +123,8 @@ func must[T any](v T, err error) T {
 // killAgent ends the agent in the midst of whatever it does.
 func (s *sim) killAgent() {
 	a := s.agent
-	a.dead, a.serving = true, false
+	s.condemn(a.process)
+	a.serving = false
 	if s.runtime.plugin == a {
 		s.runtime.plugin = nil
 	}

@@ -99,6 +99,17 @@ func (s *sim) goWrong() {
 		}
 	}
 	switch n := s.rng.IntN(100); {
+	case n < 6 && s.agent != nil && len(running) > 0:
+		// A pod is deleted by force while neither the agent nor kubelet is there to see it: its sandbox goes on.
+		p := running[s.rng.IntN(len(running))].pod
+		s.note("  agent and kubelet end, and pod %s is deleted by force", p.name)
+		s.condemn(s.agent.process, s.kubelet.process)
+		s.killAgent()
+		s.agentBack()
+		s.restartKubelet(false)
+		if s.api.pods[p.uid] != nil {
+			s.api.delete(p, true)
+		}
 	case n < 35:
 		if s.agent != nil && s.crashIn == 0 {
 			s.crashIn = 1 + s.rng.IntN(60)
@@ -174,6 +185,16 @@ func (s *sim) goWrong() {
 	}
 }
 
+// condemn is for processes that end in the same step, before the first of them does: what wakes up then must find all of them
+// dead.
+func (s *sim) condemn(processes ...*process) {
+	for _, p := range processes {
+		if !p.dead {
+			p.dead = true
+		}
+	}
+}
+
 // agentBack starts the agent again some time after it was killed.
 func (s *sim) agentBack() {
 	takes := span{time.Second, 40 * time.Second}
@@ -189,14 +210,14 @@ func (s *sim) restartKubelet(lost bool) {
 	if k.away {
 		return
 	}
-	k.process.dead = true
+	s.condemn(k.process)
 	k.process.cancel()
 	checkpoint := k.claims
 	if lost {
 		s.note("  kubelet loses its checkpoint")
 		checkpoint = map[kubetypes.UID]*claimInfo{}
 	}
-	if s.chance(0.7) {
+	if s.chance(0.6) {
 		s.startKubelet(checkpoint)
 		return
 	}
@@ -208,7 +229,7 @@ func (s *sim) restartKubelet(lost bool) {
 // restartRuntime ends what the runtime is doing. What it has made stays.
 func (s *sim) restartRuntime() {
 	r := s.runtime
-	r.process.dead = true
+	s.condemn(r.process)
 	r.process.cancel()
 	half := slices.DeleteFunc(slices.Clone(r.sandboxes), func(sb *sandbox) bool { return sb.listed })
 	for _, sb := range half {
@@ -238,7 +259,9 @@ func (s *sim) remakeVFs() {
 // reboot is a power cut: nothing is left of what is not on disk.
 func (s *sim) reboot() {
 	s.note("  the node is rebooted")
+	s.condemn(s.runtime.process, s.kubelet.process)
 	if s.agent != nil {
+		s.condemn(s.agent.process)
 		s.killAgent()
 		s.agentBack()
 	}

@@ -80,12 +80,13 @@ func (s *sim) checkEntered(v *vf, ns *namespace, actor string) {
 	switch {
 	case c == nil:
 		s.fail("%s came into pod %s, which has no claim that it was allotted to", v, ns.pod.name)
-	case !v.virtual && v.vlan != c.vlan && (v.upset.Before(v.checked[actor]) || time.Since(v.upset) > attachTime):
+	case !v.virtual && v.vlan != c.vlan && (!v.upset.After(v.checked[actor]) || time.Since(v.checked[actor]) > attachTime):
 		s.fail("%s came into pod %s in another VLAN than %d of claim %s", v, ns.pod.name, c.vlan, c.name)
 	}
 }
 
-// checkPrepared: a claim that kubelet takes for prepared has its devices, which are in nobody else's pod.
+// checkPrepared: a claim that kubelet takes for prepared has its devices, which are in nobody else's pod. One that several pods
+// use may be on its way from one of them to another just then.
 func (s *sim) checkPrepared(c *claim, p *pod) {
 	for _, device := range c.devices() {
 		v := s.kernel.vf(device)
@@ -93,7 +94,7 @@ func (s *sim) checkPrepared(c *claim, p *pod) {
 		switch {
 		case ns != nil && !slices.Contains(ns.pod.claims, c):
 			s.fail("claim %s of pod %s is prepared with %s, which is in pod %s", c.name, p.name, v, ns.pod.name)
-		case v.present && !v.virtual && v.vlan != c.vlan && time.Since(v.upset) > repairTime && c.reservedFor(p):
+		case v.present && !v.virtual && v.vlan != c.vlan && time.Since(v.upset) > repairTime && c.reservedFor(p) && len(c.object.Status.ReservedFor) == 1:
 			s.fail("claim %s of pod %s is prepared with %s, which is not in VLAN %d", c.name, p.name, v, c.vlan)
 		}
 	}

@@ -51,7 +51,6 @@ type sandbox struct {
 type container struct {
 	name    string
 	claims  []*claim
-	id      string
 	sandbox *sandbox
 	started bool
 }

@@ -94,13 +94,6 @@ func (r result) log(lines int) string {
 	return "\n" + strings.Join(r.trace[max(0, len(r.trace)-lines):], "\n")
 }
 
-// TestSeedsThatFailed: seeds that found a fault in the driver, far from the first ones, which TestSimulation runs anyway.
-func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{} {
-		simulate(t, seed, mutant{}).report(t)
-	}
-}
-
 // TestReplay: a seed does again what it has done.
 func TestReplay(t *testing.T) {
 	for seed := uint64(1); seed <= 3; seed++ {
