@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -163,10 +164,13 @@ func (l *lab) testProvisioned(t *testing.T) {
 	require.True(t, pf.Up, "the PF is up")
 	require.Equal(t, l.pfAddr, pf.parent)
 
-	l.mu.Lock()
-	problems := l.last.Problems
-	l.mu.Unlock()
-	require.Equal(t, []types.Problem{{Field: "sriov.ifaces[1].ifName", Message: "PF nosuch0: the node has no interface of this name"}}, problems)
+	// The first scan does not wait for what is provisioned.
+	wanted := []types.Problem{{Field: "sriov.ifaces[1].ifName", Message: "PF nosuch0: the node has no interface of this name"}}
+	l.waitFor(t, "the problem", func(map[string]*Device, map[string]string) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return reflect.DeepEqual(wanted, l.last.Problems)
+	})
 
 	// Other counts are refused without a write, so the VFs stay the same ones.
 	before := l.device(t, 0)
@@ -396,7 +400,7 @@ func (l *lab) testIncarnation(t *testing.T) {
 	l.waitFor(t, "the VFs to be withdrawn", func(devices map[string]*Device, _ map[string]string) bool { return len(devices) == 0 })
 	require.NoError(t, writeAttribute(numVFs, strconv.Itoa(labVFs)))
 	d = l.device(t, 3)
-	require.ErrorContains(t, check(), "the PF has it in VLAN 0")
+	require.ErrorContains(t, check(), "the PF has it with VLAN 0 instead of VLAN 5")
 	dev, err = dev.Setup(t.Context(), withVLAN(5))
 	require.NoError(t, err)
 	require.NoError(t, check())
