@@ -251,6 +251,9 @@ func (e *T) uninstall() {
 	}
 	left := strings.Fields(e.user("kubectl -n kube-system get pods,secrets,configmaps,serviceaccounts,leases -o name"))
 	left = slices.DeleteFunc(left, func(name string) bool { return !strings.Contains(name, "network-driver") })
-	require.Equal(e, []string{"lease.coordination.k8s.io/cilium-network-driver-operator"}, left, "the operator's own object")
+	require.ElementsMatch(e, []string{
+		"lease.coordination.k8s.io/cilium-network-driver-operator",
+		"lease.coordination.k8s.io/cilium-network-driver-networks",
+	}, left, "the operator's own objects")
 	require.Empty(e, e.user("kubectl get clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings -l app.kubernetes.io/name=cilium-network-driver -o name"))
 }
