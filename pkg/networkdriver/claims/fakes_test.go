@@ -115,7 +115,9 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 	}
 	return nil
 }
-func (h *host) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (h *host) HostIndex(context.Context, types.Device) (int, error) { return 1, nil }
+
+func (h *host) Attach(ctx context.Context, netns string, dev types.Device, _ int, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := h.enter(ctx, "attach "+dev.IfName()+" "+netns); err != nil {
 		return nil, err
 	}
