@@ -93,6 +93,7 @@ func (w *world) Detach(ctx context.Context, netns string, dev types.Device) erro
 func (w *world) Tidy(string, types.DeviceConfig) error          { return nil }
 func (w *world) Announce(*types.Attachment, types.DeviceConfig) {}
 func (w *world) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *world) ReturnLeft(kubetypes.UID)                       {}
 func (w *world) ClaimParameters(string) (string, bool)          { return v2alpha1.ClaimsAny, true }
 func (w *world) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil

@@ -71,6 +71,7 @@ type fakeWorld struct {
 	opened    cdi.Gate                 // the last one
 	noted     map[string]bool          // settled, by device of the journal
 	owed      []kubetypes.UID          // claims
+	returned  []string                 // whose addresses
 	// notedIndex is the link's index in the last entry.
 	notedIndex int
 	now        time.Time
@@ -375,5 +376,14 @@ func (w *fakeWorld) Tidy(string, types.DeviceConfig) error { return nil }
 func (w *fakeWorld) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *fakeWorld) Return(_ context.Context, row *tables.DRAAllocation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.returned = append(w.returned, row.DeviceName+" of "+string(row.ClaimUID))
+}
+func (w *fakeWorld) ReturnLeft(claim kubetypes.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.returned = append(w.returned, "left of "+string(claim))
+}
 func (w *fakeWorld) Announce(*types.Attachment, types.DeviceConfig) {}

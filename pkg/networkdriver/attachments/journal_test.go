@@ -425,6 +425,7 @@ func (n *node) live(t *testing.T, room *Room, vlan int) (killed bool) {
 	return false
 }
 
+func (l life) ReturnLeft(kubetypes.UID)              {}
 func (l life) Tidy(string, types.DeviceConfig) error { return nil }
 func (l life) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil

@@ -95,6 +95,9 @@ type Addresses interface {
 	Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error)
 	// Return gives the row's addresses back, whose device is free, some time later if it cannot be done at once.
 	Return(ctx context.Context, row *tables.DRAAllocation)
+	// ReturnLeft gives back, some time later, the addresses of devices that were left to the pods of a claim, since nothing was known of
+	// them that counts. Those pods have ended.
+	ReturnLeft(claim kubetypes.UID)
 }
 
 // Checker asks the kernel about prepared devices.

@@ -51,6 +51,7 @@ type host struct {
 	sandboxes []attachments.Sandbox
 	events    []string
 	owed      []Ref
+	leftOf    []kubetypes.UID // claims
 	held      func(*tables.DRAAllocation) (bool, error)
 	cancelled bool // whether a Free saw an ended context
 }
@@ -545,5 +546,10 @@ func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
 func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (h *host) Return(context.Context, *tables.DRAAllocation)  {}
+func (h *host) Return(context.Context, *tables.DRAAllocation) {}
+func (h *host) ReturnLeft(claim kubetypes.UID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leftOf = append(h.leftOf, claim)
+}
 func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}
