@@ -122,13 +122,21 @@ type session struct {
 	keeper    *networks.Keeper
 }
 
-// held returns the devices that the journal has, without what their managers know of them.
+// held returns the devices that the journal has, without what their managers know of them, and those that have rows of further claims:
+// the journal has one claim for each.
 func (s *session) held() []*tables.DRAAllocation {
 	var rows []*tables.DRAAllocation
 	for _, e := range s.journal.Entries() {
 		row := e.Row(nil)
 		row.Releasing = !e.Settled
 		rows = append(rows, row)
+	}
+	for row := range s.allocations.All(s.db.ReadTxn()) {
+		if !slices.ContainsFunc(rows, func(r *tables.DRAAllocation) bool {
+			return r.DeviceName == row.DeviceName && r.ClaimUID == row.ClaimUID
+		}) {
+			rows = append(rows, row)
+		}
 	}
 	return rows
 }

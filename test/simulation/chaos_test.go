@@ -15,7 +15,9 @@ import (
 // faults are how likely single calls fail, and since when that is so.
 type faults struct {
 	apiLost, kernel, slow, disk float64
-	since                       time.Time
+	// remade is how likely VFs are made anew right after somebody has looked at them.
+	remade float64
+	since  time.Time
 	// quiet ends chaos and workload.
 	quiet bool
 }
@@ -80,6 +82,7 @@ func (s *sim) chaos() {
 		for _, p := range []*float64{&s.faults.apiLost, &s.faults.kernel, &s.faults.slow, &s.faults.disk} {
 			*p = [...]float64{0, 0, 0.01, 0.03, 0.15}[s.rng.IntN(5)]
 		}
+		s.faults.remade = [...]float64{0, 0, 0.03}[s.rng.IntN(3)]
 	}})
 	for {
 		s.do(&call{process: s.world, key: "chaos", poll: true, takes: span{time.Second, 20 * time.Second}, effect: func() {
@@ -132,10 +135,10 @@ func (s *sim) goWrong() {
 			s.after("the API server is back", span{time.Second, 60 * time.Second}, func() { s.api.away = false; s.faults.since = time.Now() })
 		}
 	case n < 64:
-		s.remakeVFs()
+		s.remakeVFs(span{10 * time.Millisecond, 2 * time.Second})
 	case n < 72 && len(attached) > 0:
 		v := attached[s.rng.IntN(len(attached))]
-		v.vlan, v.upset = 900+s.rng.IntN(10), time.Now()
+		v.vlan, v.upset, v.retagged = 900+s.rng.IntN(10), time.Now(), time.Now()
 		s.note("  an administrator changes %s", v)
 	case n < 78 && len(attached) > 0:
 		v := attached[s.rng.IntN(len(attached))]
@@ -169,6 +172,7 @@ func (s *sim) goWrong() {
 			s.note("  the driver of %s is unbound", v)
 			s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
 				v.bound, v.upset, v.netns, v.ifName = true, time.Now(), "", v.hostName()
+				v.links++
 			})
 		}
 	case n < 98:
@@ -239,15 +243,15 @@ func (s *sim) restartRuntime() {
 	r.process, r.requests, r.syncing, r.plugin = newProcess("runtime"), 0, false, nil
 }
 
-// remakeVFs is what a change of the number of VFs does.
-func (s *sim) remakeVFs() {
+// remakeVFs is what a change of the number of VFs does, which takes so long.
+func (s *sim) remakeVFs(takes span) {
 	s.note("  VFs are made anew")
 	vfs := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual })
 	for _, v := range vfs {
 		v.present, v.upset, v.netns = false, time.Now(), ""
 	}
 	for _, v := range vfs {
-		s.after(v.name+" is back", span{10 * time.Millisecond, 2 * time.Second}, func() {
+		s.after(v.name+" is back", takes, func() {
 			if !v.present {
 				v.make()
 				v.upset = time.Now()

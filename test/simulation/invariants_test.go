@@ -73,14 +73,14 @@ func (s *sim) checkHolders() {
 	}
 }
 
-// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed that since whoever
-// moves it looked.
+// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed its VLAN since whoever
+// moves it looked. One that was made anew since does not come in.
 func (s *sim) checkEntered(v *vf, ns *namespace, actor string) {
 	c := s.claimIn(ns.pod, v.name)
 	switch {
 	case c == nil:
 		s.fail("%s came into pod %s, which has no claim that it was allotted to", v, ns.pod.name)
-	case !v.virtual && v.vlan != c.vlan && (!v.upset.After(v.checked[actor]) || time.Since(v.checked[actor]) > attachTime):
+	case !v.virtual && v.vlan != c.vlan && (!v.retagged.After(v.checked[actor]) || time.Since(v.checked[actor]) > attachTime):
 		s.fail("%s came into pod %s in another VLAN than %d of claim %s", v, ns.pod.name, c.vlan, c.name)
 	}
 }

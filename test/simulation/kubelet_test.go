@@ -265,7 +265,9 @@ func (k *kubelet) unprepare(pod kubetypes.UID) error {
 	})
 	s.do(&call{process: k.process, key: "unprepared for " + string(pod), effect: func() {
 		if err == nil {
-			err = errors.Join(slices.Collect(maps.Values(results))...)
+			for _, info := range batch {
+				err = errors.Join(err, results[info.uid])
+			}
 		}
 		for _, info := range batch {
 			switch {

@@ -22,6 +22,8 @@ type mutant struct {
 	blind bool
 	// forgetful: the journal keeps nothing.
 	forgetful bool
+	// anyLink: what is moved need not be the link that was there when the VF was looked at.
+	anyLink bool
 	// oweNothing: it is not kept that kubelet takes a claim for prepared that has lost devices.
 	oweNothing bool
 }

@@ -115,6 +115,7 @@ func TestMutants(t *testing.T) {
 		"fault 2, nobody asks the kernel": {blind: true},
 		"fault 4, a journal that forgets": {forgetful: true},
 		"a claim that is owed nothing":    {oweNothing: true},
+		"whatever link there is":          {anyLink: true},
 		"no hook before a container":      {noHook: true},
 	} {
 		t.Run(name, func(t *testing.T) {

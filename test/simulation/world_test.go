@@ -64,9 +64,20 @@ func (w *world) ask(ctx context.Context, what string, ready func() bool, work fu
 	return err
 }
 
-func (w *world) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (found *types.Attachment, err error) {
+func (w *world) HostIndex(ctx context.Context, dev types.Device) (index int, err error) {
+	err = w.ask(ctx, "which link "+dev.IfName()+" has", nil, func() error {
+		index = w.sim.kernel.hostIndex(dev)
+		return nil
+	})
+	return index, err
+}
+
+func (w *world) Attach(ctx context.Context, netns string, dev types.Device, link int, config types.DeviceConfig) (found *types.Attachment, err error) {
 	err = w.ask(ctx, "attach "+dev.IfName()+" to "+netns, nil, func() (err error) {
-		found, err = w.sim.kernel.attach(actorOf(ctx), netns, dev, config.PodIfName)
+		if w.sim.mutant.anyLink {
+			link = w.sim.kernel.hostIndex(dev)
+		}
+		found, err = w.sim.kernel.attach(actorOf(ctx), netns, dev, link, config.PodIfName)
 		return err
 	})
 	return found, err
@@ -82,6 +93,7 @@ func (w *world) Detach(ctx context.Context, netns string, dev types.Device) erro
 func (w *world) Tidy(string, types.DeviceConfig) error          { return nil }
 func (w *world) Announce(*types.Attachment, types.DeviceConfig) {}
 func (w *world) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *world) ReturnLeft(kubetypes.UID)                       {}
 func (w *world) ClaimParameters(string) (string, bool)          { return v2alpha1.ClaimsAny, true }
 func (w *world) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
@@ -140,6 +152,9 @@ func (w *world) Check(ctx context.Context, rows []*tables.DRAAllocation) []error
 			if errs[i] = w.sim.kernel.check(actorOf(ctx), row); errs[i] != nil {
 				w.sim.note("  %s: %v", row.DeviceName, errs[i])
 			}
+		}
+		if w.sim.chance(w.sim.faults.remade) {
+			w.sim.remakeVFs(span{time.Microsecond, 10 * time.Millisecond})
 		}
 		return nil
 	})

@@ -51,6 +51,7 @@ type host struct {
 	sandboxes []attachments.Sandbox
 	events    []string
 	owed      []Ref
+	leftOf    []kubetypes.UID // claims
 	held      func(*tables.DRAAllocation) (bool, error)
 	cancelled bool // whether a Free saw an ended context
 }
@@ -115,7 +116,9 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 	}
 	return nil
 }
-func (h *host) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (h *host) HostIndex(context.Context, types.Device) (int, error) { return 1, nil }
+
+func (h *host) Attach(ctx context.Context, netns string, dev types.Device, _ int, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := h.enter(ctx, "attach "+dev.IfName()+" "+netns); err != nil {
 		return nil, err
 	}
@@ -543,5 +546,10 @@ func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
 func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (h *host) Return(context.Context, *tables.DRAAllocation)  {}
+func (h *host) Return(context.Context, *tables.DRAAllocation) {}
+func (h *host) ReturnLeft(claim kubetypes.UID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leftOf = append(h.leftOf, claim)
+}
 func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}

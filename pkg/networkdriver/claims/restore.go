@@ -337,7 +337,7 @@ func (r *Restorer) drop(ctx context.Context, row *tables.DRAAllocation) error {
 	if err := r.Journal.Forget(row); err != nil {
 		return err
 	}
-	return claim.Drop(row)
+	return claim.Drop(ctx, row)
 }
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -59,8 +60,8 @@ type Keeper struct {
 	log     *slog.Logger
 	objects Objects
 	node    string
-	// held returns the devices of the node that are not free, as the journal has them. One of which the journal has nothing that can
-	// be read is without a claim, and one that is being set up or given back is releasing.
+	// held returns the devices of the node that are not free, as the journal and the allocation table have them. One of which the
+	// journal has nothing that can be read is without a claim, and one that is being set up or given back is releasing.
 	held func() []*tables.DRAAllocation
 
 	mu sync.Mutex // guards the fields below
@@ -93,17 +94,36 @@ func (k *Keeper) inUse(network string, addr netip.Addr) bool {
 	})
 }
 
-// Leave keeps what addresses the claim's device has for as long as the agent lives: it is left to its pod, which may use them.
+// Leave keeps what addresses the claim's device has until [Keeper.ReturnLeft], or until the device is set up for another claim: it is
+// left to its pod, which may use them.
 func (k *Keeper) Leave(claim kubetypes.UID, device string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.left[claimDevice{claim, device}] = true
 }
 
-func (k *Keeper) isLeft(object *v2alpha1.CiliumNetworkDriverAddress) bool {
+// ReturnLeft gives back, some time later, what was left to the pods of the claim, which have ended.
+func (k *Keeper) ReturnLeft(claim kubetypes.UID) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.left[claimDevice{kubetypes.UID(object.Spec.Claim.UID), object.Spec.Device}]
+	before := len(k.left)
+	maps.DeleteFunc(k.left, func(d claimDevice, _ bool) bool { return d.claim == claim })
+	changed := len(k.left) < before
+	k.mu.Unlock()
+	if changed {
+		k.later()
+	}
+}
+
+// isLeft says whether the object's device was left to the pods of the object's claim. One that is set up for another claim has been on
+// the host since.
+func (k *Keeper) isLeft(object *v2alpha1.CiliumNetworkDriverAddress) bool {
+	d := claimDevice{kubetypes.UID(object.Spec.Claim.UID), object.Spec.Device}
+	k.mu.Lock()
+	left := k.left[d]
+	k.mu.Unlock()
+	return left && !slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+		return row.DeviceName == d.device && row.ClaimUID != "" && row.ClaimUID != d.claim && !row.Releasing
+	})
 }
 
 // mayBeUsed says whether a device of the node may send from the object's address: one has it, was left to a pod that may have it, or is

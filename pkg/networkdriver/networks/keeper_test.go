@@ -469,6 +469,30 @@ func TestKeepsOfUnknown(t *testing.T) {
 	require.NoError(t, n.compare(t.Context()))
 	require.Len(t, objects.names(), 1, "a device that was left to its pod has them too")
 
+	// Kubelet unprepares the claim: its pods have ended. Nobody waits for the next comparison of all.
+	more := n.more
+	n.ReturnLeft("another")
+	require.NoError(t, n.compare(t.Context()))
+	require.Len(t, objects.names(), 1)
+	n.ReturnLeft(taken.ClaimUID)
+	<-more
+	require.NoError(t, n.compare(t.Context()))
+	require.Empty(t, objects.names())
+
+	// The device is set up for another claim, and has been on the host for that.
+	taken, err = n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), func(*tables.DRAAllocation) error { return nil })
+	require.NoError(t, err)
+	n.Leave(taken.ClaimUID, taken.DeviceName)
+	next := &tables.DRAAllocation{DeviceName: taken.DeviceName, ClaimUID: "b", Releasing: true}
+	require.NoError(t, n.note(next))
+	require.NoError(t, n.compare(t.Context()))
+	require.Len(t, objects.names(), 1, "nobody knows how far that is")
+	require.NoError(t, n.note(next.With(func(r *tables.DRAAllocation) { r.Releasing = false })))
+	require.NoError(t, n.compare(t.Context()))
+	require.Empty(t, objects.names())
+
+	_, err = n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), func(*tables.DRAAllocation) error { return nil })
+	require.NoError(t, err)
 	n = newNode(objects, "node1")
 	n.Leave(taken.ClaimUID, "another")
 	n.Leave("another", taken.DeviceName)

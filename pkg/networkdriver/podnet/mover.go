@@ -35,6 +35,10 @@ var (
 	// device's link is in another namespace, from where [Mover.Detach] fetches it.
 	ErrLinkGone = errors.New("its link is neither on the host nor in the pod's network namespace")
 
+	// ErrAnotherLink is returned by [Mover.Attach] when the device's link is not the one that was asked for: the device was
+	// made anew, or bound to its driver again. What was found of the former link need not hold of this one.
+	ErrAnotherLink = errors.New("its link is another one than a moment ago")
+
 	// ErrHostNamespace is returned when a pod's network namespace turns out to be the host's own.
 	ErrHostNamespace = errors.New("is the host's own network namespace, which devices are not moved into")
 
@@ -88,23 +92,43 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
 
+// HostIndex returns the index of the device's link on the host, 0 if it is not there. The kernel gives it to no other link in the
+// life of the node.
+func (m *Mover) HostIndex(ctx context.Context, dev types.Device) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return 0, err
+	}
+	defer host.Close()
+	link, err := host.Find(dev.Link(), nil)
+	if err != nil || link == nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
 // Attach moves the device's link from the host into the network namespace at netnsPath, gives it the configuration's name
 // (empty: the name it has) and MTU, and brings it up. A link that is there already gets name and state, so that Attach can be
 // repeated; its MTU is the pod's own matter then. The
 // caller fills in the attachment's SandboxID.
 //
+// Of a NIC of hardware it moves the link with the index index, as [Mover.HostIndex] told it, and no other.
+//
 // An alternative name of the link that the pod cannot have is removed; [Mover.Detach] puts it back. When Attach fails
 // the link is back on the host with its name, MTU, MAC, alternative names and state. The error is or wraps
-// [*NameTakenError], [ErrLinkGone], [ErrHostNamespace] or the kernel's answer.
-func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
-	att, err := m.attach(ctx, netnsPath, dev, config)
+// [*NameTakenError], [ErrLinkGone], [ErrAnotherLink], [ErrHostNamespace] or the kernel's answer.
+func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, index int, config types.DeviceConfig) (*types.Attachment, error) {
+	att, err := m.attach(ctx, netnsPath, dev, index, config)
 	if err != nil {
 		return nil, fmt.Errorf("attach device %s: %w", dev.IfName(), err)
 	}
 	return att, nil
 }
 
-func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, index int, config types.DeviceConfig) (*types.Attachment, error) {
 	podIfName := config.PodIfName
 	id := dev.Link()
 	if id.IsZero() {
@@ -136,6 +160,9 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if link == nil {
 		return m.settle(pod, dev, config)
 	}
+	if id.Physical() && link.Attrs().Index != index {
+		return nil, ErrAnotherLink
+	}
 	name := podIfName
 	if name == "" {
 		name = link.Attrs().Name
@@ -151,6 +178,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if err == nil {
 		return att, nil
 	}
+	before.index = link.Attrs().Index
 	if undoErr := m.undo(host, pod, before, config.Joined); undoErr != nil {
 		return nil, fmt.Errorf("%w; giving it back failed too: %w", err, undoErr)
 	}
@@ -243,7 +271,7 @@ func (m *Mover) undo(host, pod *nic.Place, to home, n *types.Network) error {
 	return errors.Join(m.takeBack(host, pod, to), removeRules(pod, n))
 }
 
-// takeBack brings home a link that is in the pod or on its way there.
+// takeBack brings home a link that is in the pod or on its way there. One that has taken its place meanwhile is left as it is.
 func (m *Mover) takeBack(host, pod *nic.Place, to home) error {
 	link, err := pod.Find(to.id, nil)
 	if err != nil {
@@ -253,6 +281,9 @@ func (m *Mover) takeBack(host, pod *nic.Place, to home) error {
 		link, err = host.BringHome(pod, link, to.id, to.want)
 	} else {
 		link, err = host.Find(to.id, nil)
+		if link != nil && to.id.Physical() && to.index != 0 && link.Attrs().Index != to.index {
+			return ErrAnotherLink
+		}
 	}
 	if err != nil {
 		return err
