@@ -183,6 +183,38 @@ func pfRenamed(ctx context.Context, b *bench, _ int) error {
 	return b.delete(ctx, 1, append(more, names[1])...)
 }
 
+// pfElsewhere moves the PF into another network namespace under pods, of which one ends meanwhile, and back.
+func pfElsewhere(ctx context.Context, b *bench, _ int) error {
+	names, err := b.started(ctx, twoPods...)
+	if err != nil {
+		return err
+	}
+	b.fault()
+	const elsewhere = "faults-elsewhere"
+	if _, err := b.node.Run(ctx, fmt.Sprintf("ip netns add %[1]s && ip link set %[2]s netns %[1]s", elsewhere, lab.Uplink)); err != nil {
+		return err
+	}
+	// The VF cannot be given back without its PF, which the pod's end does not wait for.
+	err = b.deleteNow(ctx, 1, names[0])
+	time.Sleep(5 * time.Second)
+	_, backErr := b.node.Run(ctx, fmt.Sprintf("ip -n %[1]s link set %[2]s netns 1 && ip netns del %[1]s && ip link set %[2]s up", elsewhere, lab.Uplink))
+	if err := errors.Join(err, backErr); err != nil {
+		return err
+	}
+	if err := b.gone(ctx, names[0]); err != nil {
+		return err
+	}
+	more, err := b.started(ctx, kind{template: "vf", vlan: firstVLAN + 2, shape: "plain"})
+	if err != nil {
+		return err
+	}
+	if err := b.running(ctx, names[1]); err != nil {
+		return err
+	}
+	b.recovered()
+	return b.delete(ctx, 1, append(more, names[1])...)
+}
+
 // unplugged takes the NIC out of the node under pods, and puts it back.
 var unplugged = remaking(func(ctx context.Context, b *bench, _ []string) error {
 	if err := b.node.Unplug(ctx, lab.Uplink); err != nil {
