@@ -95,6 +95,7 @@ func scenarios() []job {
 
 		{group: "node", fault: "the driver's folder below /run full", says: "while pods start and end", rounds: 3, run: runFull},
 		{group: "node", fault: "power cut", says: "under pods", as: alone, rounds: 2, run: rebooted((*lab.Node).Reset)},
+		{group: "node", fault: "another NIC in front of the PF's slot, over a power cut, and away again", says: "under pods", as: alone, rounds: 1, run: pciShifted},
 		{group: "node", fault: "reboot", says: "under pods", as: alone, rounds: 1, run: rebooted((*lab.Node).Reboot)},
 
 		{group: "load", fault: "100 claims at once", rounds: 1, run: manyClaims(25, 4)},
@@ -129,7 +130,6 @@ var covered = []coveredFault{
 
 // notTried are faults that nothing here tries.
 var notTried = []struct{ fault, why string }{
-	{"PCI order changed over a reboot", "the lab cannot put a device in front of the NIC"},
 	{"a disk full under kubelet's folders", "kubelet evicts the pods, the witnesses too; the driver keeps only sockets there"},
 	{"an older agent itself over records of a newer one", "there is no release yet to go back to: the version in journal and records is changed instead"},
 	{"an older kubelet", "`make test-versions`, attach and detach only"},
