@@ -47,6 +47,10 @@ func TestChosen(t *testing.T) {
 	for _, j := range chosen(options{only: only, rounds: 7}) {
 		require.Equal(t, 7, j.rounds)
 	}
+	for _, j := range chosen(options{only: only, kubernetes: "1.34.4"}) {
+		require.Equal(t, versions, j.group)
+		require.Equal(t, "Kubernetes 1.34.4, after the move into the pod", j.says)
+	}
 	require.Less(t, len(chosen(options{only: regexp.MustCompile(""), short: true})), 20)
 }
 

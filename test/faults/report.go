@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -185,7 +186,7 @@ func (r *report) markdown() string {
 		for i, j := range allJobs() {
 			order[j.name()] = i
 		}
-		slices.SortFunc(names, func(a, b string) int { return order[a] - order[b] })
+		slices.SortFunc(names, func(a, b string) int { return cmp.Or(order[a]-order[b], strings.Compare(a, b)) })
 		fmt.Fprintf(&b, "\n## %s\n\n", g.title)
 		if g.says != "" {
 			b.WriteString(g.says + "\n\n")

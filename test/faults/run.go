@@ -25,7 +25,7 @@ func tryAll(ctx context.Context, o options, jobs []job, r *report) (err error) {
 	upCtx, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
 	l, err := lab.Ensure(upCtx, lab.Options{
-		BuildOptions: lab.BuildOptions{Progress: os.Stdout}, Nodes: o.nodes, State: filepath.Join(o.out, "state"), Detach: o.keep,
+		BuildOptions: lab.BuildOptions{Progress: os.Stdout, Kubernetes: o.kubernetes}, Nodes: o.nodes, State: filepath.Join(o.out, "state"), Detach: o.keep,
 	})
 	if err != nil {
 		return fmt.Errorf("start the lab: %w", err)

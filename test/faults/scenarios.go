@@ -35,7 +35,11 @@ var groups = []group{
 	{"nic", "The NIC", "A VF that is made anew has another address, which is no deviation.", true},
 	{"node", "The node", "A VF has another address after a boot, which is no deviation.", true},
 	{"load", "Many at once", "", true},
+	{versions, "Another kubelet", "", true},
 }
+
+// versions is the group of what was tried with another version of Kubernetes.
+const versions = "versions"
 
 // allJobs returns everything that can be tried.
 func allJobs() []job { return append(matrix(), scenarios()...) }
@@ -132,7 +136,6 @@ var covered = []coveredFault{
 var notTried = []struct{ fault, why string }{
 	{"a disk full under kubelet's folders", "kubelet evicts the pods, the witnesses too; the driver keeps only sockets there"},
 	{"an older agent itself over records of a newer one", "there is no release yet to go back to: the version in journal and records is changed instead"},
-	{"an older kubelet", "`make test-versions`, attach and detach only"},
 }
 
 // twoPods are the pods that a scenario uses.
