@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -810,8 +811,10 @@ func laterVersion(ctx context.Context, b *bench, _ int) error {
 	if err != nil {
 		return err
 	}
-	version := func(from, to int) error {
-		if _, err := b.node.Run(ctx, fmt.Sprintf(`sed -i 's/"version":%d,/"version":%d,/' /run/cilium/networkdriver/*.json`, from, to)); err != nil {
+	const now, later = `"version":([0-9]),`, `"version":100([0-9]),`
+	to := map[string]string{now: `"version":100$1,`, later: `"version":$1,`}
+	version := func(from string) error {
+		if _, err := b.node.Run(ctx, fmt.Sprintf(`sed -E -i 's/%s/%s/' /run/cilium/networkdriver/*.json`, from, strings.ReplaceAll(to[from], "$", `\`))); err != nil {
 			return err
 		}
 		claims := b.Client.ResourceV1().ResourceClaims(b.ns)
@@ -822,7 +825,7 @@ func laterVersion(ctx context.Context, b *bench, _ int) error {
 		for _, claim := range list.Items {
 			for i := range claim.Status.Devices {
 				if data := claim.Status.Devices[i].Data; data != nil {
-					data.Raw = []byte(strings.Replace(string(data.Raw), fmt.Sprintf(`"version":%d`, from), fmt.Sprintf(`"version":%d`, to), 1))
+					data.Raw = regexp.MustCompile(from).ReplaceAll(data.Raw, []byte(to[from]))
 				}
 			}
 			if _, err := claims.UpdateStatus(ctx, &claim, metav1.UpdateOptions{}); err != nil {
@@ -831,11 +834,10 @@ func laterVersion(ctx context.Context, b *bench, _ int) error {
 		}
 		return nil
 	}
-	const now, later = 1, 1000
 	if err := b.killAgent(ctx); err != nil {
 		return err
 	}
-	if err := version(now, later); err != nil {
+	if err := version(now); err != nil {
 		return err
 	}
 	if err := b.startAgent(ctx); err != nil {
@@ -851,7 +853,7 @@ func laterVersion(ctx context.Context, b *bench, _ int) error {
 	if err := b.killAgent(ctx); err != nil {
 		return err
 	}
-	if err := version(later, now); err != nil {
+	if err := version(later); err != nil {
 		return err
 	}
 	b.fault()
