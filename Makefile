@@ -141,7 +141,7 @@ faults-programs: bin/images $(HELM) $(LAB) ## The programs with crash points, in
 
 .PHONY: test-faults
 test-faults: faults-programs ## Every fault around the driver, on an emulated node. Hours; FAULTS_FLAGS="--only regexp --budget 20m --resume" for a part.
-	$(GO) run ./test/faults $(FAULTS_FLAGS)
+	$(GO) run ./test/faults --nodes 2 $(FAULTS_FLAGS)
 
 .PHONY: test-faults-short
 test-faults-short: faults-programs ## A chosen few of them, once each, as a part of make test.

@@ -6,6 +6,7 @@ package networkdriver
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -29,6 +30,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -118,7 +120,7 @@ type session struct {
 	// warnNode makes an event about the node.
 	warnNode  func(reason, message string)
 	announcer *podnet.Announcer
-	pools     poolRules
+	pools     configuredPools
 	keeper    *networks.Keeper
 }
 
@@ -150,30 +152,38 @@ func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
 	return s.keeper.Run(ctx)
 }
 
-// poolRules are what the configured pools let claims ask for.
-type poolRules struct {
-	// claims are the pools' claims fields by the pools' names, replaced as a whole.
-	claims atomic.Pointer[map[string]string]
+// configuredPools are the pools that are in force.
+type configuredPools struct {
+	// configs are replaced as a whole; nil before the first.
+	configs atomic.Pointer[[]v2alpha1.CiliumNetworkDriverDevicePoolConfig]
 }
 
-var _ claims.Pools = (*poolRules)(nil)
+var _ claims.Pools = (*configuredPools)(nil)
 
-func (r *poolRules) set(pools []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
-	rules := make(map[string]string, len(pools))
-	for _, p := range pools {
-		rules[p.PoolName] = p.Claims
+func (p *configuredPools) set(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	p.configs.Store(&configs)
+}
+
+func (p *configuredPools) get() []v2alpha1.CiliumNetworkDriverDevicePoolConfig {
+	if configs := p.configs.Load(); configs != nil {
+		return *configs
 	}
-	r.claims.Store(&rules)
+	return nil
 }
 
 // ClaimParameters implements [claims.Pools].
-func (r *poolRules) ClaimParameters(pool string) (string, bool) {
-	rules := r.claims.Load()
-	if rules == nil {
-		return "", false
+func (p *configuredPools) ClaimParameters(pool string) (string, bool) {
+	for _, c := range p.get() {
+		if c.PoolName == pool {
+			return c.Claims, true
+		}
 	}
-	rule, ok := (*rules)[pool]
-	return rule, ok
+	return "", false
+}
+
+// Of implements [claims.Pools].
+func (p *configuredPools) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string {
+	return pools.Of(device, rows, p.get())
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.

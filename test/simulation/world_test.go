@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"strings"
@@ -90,11 +91,12 @@ func (w *world) Detach(ctx context.Context, netns string, dev types.Device) erro
 }
 
 // Networks are not simulated: no claim names one.
-func (w *world) Tidy(string, types.DeviceConfig) error          { return nil }
-func (w *world) Announce(*types.Attachment, types.DeviceConfig) {}
-func (w *world) Return(context.Context, *tables.DRAAllocation)  {}
-func (w *world) ReturnLeft(kubetypes.UID)                       {}
-func (w *world) ClaimParameters(string) (string, bool)          { return v2alpha1.ClaimsAny, true }
+func (w *world) Tidy(string, types.DeviceConfig) error                        { return nil }
+func (w *world) Announce(*types.Attachment, types.DeviceConfig)               {}
+func (w *world) Return(context.Context, *tables.DRAAllocation)                {}
+func (w *world) ReturnLeft(kubetypes.UID)                                     {}
+func (w *world) Of(*tables.DRADevice, iter.Seq[*tables.DRAAllocation]) string { return poolName }
+func (w *world) ClaimParameters(string) (string, bool)                        { return v2alpha1.ClaimsAny, true }
 func (w *world) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }

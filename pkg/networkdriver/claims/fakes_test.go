@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"strings"
@@ -362,12 +363,24 @@ type fixture struct {
 	networks    *fakeNetworks
 }
 
-// fakeNetworks are networks that every claim may join, and pools that let claims ask for anything where no rule is set.
+// fakeNetworks are networks that every claim may join, and pools that let claims ask for anything where no rule is set. Devices that
+// are in none of pools are in "pool".
 type fakeNetworks struct {
+	pools    map[string]string
 	rules    map[string]string
 	networks map[string]*types.Network
 	queries  []networks.Query
 	left     []string
+}
+
+func (n *fakeNetworks) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string {
+	for row := range rows {
+		return row.Pool
+	}
+	if pool, ok := n.pools[device.Name]; ok {
+		return pool
+	}
+	return "pool"
 }
 
 func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
@@ -405,7 +418,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
 	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{},
-		networks: &fakeNetworks{rules: map[string]string{}, networks: map[string]*types.Network{}}}
+		networks: &fakeNetworks{pools: map[string]string{}, rules: map[string]string{}, networks: map[string]*types.Network{}}}
 	log := slog.New(slog.DiscardHandler)
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)

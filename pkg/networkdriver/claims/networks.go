@@ -6,6 +6,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"iter"
 	"reflect"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,8 +23,10 @@ type Networks interface {
 	Resolve(ctx context.Context, queries []networks.Query) ([]*types.Network, error)
 }
 
-// Pools knows what the configured pools let claims ask for.
+// Pools knows the configured pools.
 type Pools interface {
+	// Of returns the pool that the device is offered in, given the device's rows; empty for none.
+	Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string
 	// ClaimParameters returns the pool's claims field; false for a pool that is not configured.
 	ClaimParameters(pool string) (string, bool)
 }

@@ -115,6 +115,7 @@ type wanted struct {
 	config  types.DeviceConfig
 	byClaim types.DeviceConfig    // what of it the claim asks for itself
 	row     *tables.DRAAllocation // of an earlier call for this claim and pod, or nil
+	entry   *tables.DRADevice     // of the inventory; nil if the row needs nothing more
 	device  types.Device          // to set up; nil if the row needs nothing more
 	manager types.DeviceManagerType
 }
@@ -239,7 +240,7 @@ func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerRefer
 		if !found {
 			return nil, fmt.Errorf("request %q: device %s is gone: the node has no such device that can serve now", w.request, w.name)
 		}
-		w.device, w.manager = entry.Dev, entry.Manager
+		w.entry, w.device, w.manager = entry, entry.Dev, entry.Manager
 		if w.row != nil {
 			w.device = w.row.PreparedDevice // it remembers how the link was found
 		}
@@ -268,13 +269,24 @@ func errNameTaken(request, name string, by holder) error {
 		request, name, by.request, by.claim)}
 }
 
-// check refuses devices that others hold, names that clash in the pod, and configurations that a device cannot do.
+// check refuses devices that others hold or that have left the pool they were allotted from, names that clash in the pod, and configurations that a device cannot do.
 func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
 	txn := p.DB.ReadTxn()
 	for _, w := range devices {
 		if _, row := holdersOf(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
 			return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
 				w.request, w.name, row.Claim(), row.ClaimUID, row.Pod(), row.PodUID)
+		}
+		if w.entry == nil {
+			continue
+		}
+		if pool := p.poolOf(txn, w.entry); pool != w.pool {
+			now := "it is in none now"
+			if pool != "" {
+				now = "it is in pool " + pool + " now"
+			}
+			return fmt.Errorf("request %q: device %s is not in pool %s any more, which it was allotted from, %s: "+
+				"have the pool's filter take it again, or delete the pod to get another device", w.request, w.name, w.pool, now)
 		}
 	}
 
@@ -324,6 +336,12 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 	}
 	return nil
+}
+
+// poolOf is the pool that the device is offered in. One that is prepared is in the pool that it was allotted from; the filters of others
+// may have changed since the scheduler chose.
+func (p *Preparer) poolOf(txn statedb.ReadTxn, device *tables.DRADevice) string {
+	return p.Pools.Of(device, statedb.ToSeq(p.Allocations.List(txn, tables.AllocationsByDevice(device.Name))))
 }
 
 // checkStale refuses to take a device from an earlier pod that has its link, and so may use it. Kubelet does not unprepare

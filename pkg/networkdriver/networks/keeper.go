@@ -20,6 +20,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -283,7 +284,9 @@ func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr)
 	if err := t.note(row); err != nil {
 		return false, err
 	}
+	crashpoint.Here(crashpoint.AddressBefore)
 	err := t.objects.Create(ctx, t.object(row, addr))
+	crashpoint.Here(crashpoint.AddressAfter)
 	if apierrors.IsAlreadyExists(err) {
 		return false, nil
 	}
@@ -346,6 +349,7 @@ func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
 		}
 		if err == nil {
 			err = k.objects.Delete(ctx, want.Name, present.UID)
+			crashpoint.Here(crashpoint.AddressReturned)
 		}
 		if err == nil {
 			k.log.Debug("Address is given back", "network", row.Config.Network, "address", a.Addr(), "claim", row.Claim())
