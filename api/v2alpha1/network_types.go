@@ -337,6 +337,11 @@ type DerivedRoutes struct {
 // join it.
 const ConditionNetworkConflicting = "Conflicting"
 
+// ConditionNetworkUntagged is True on a network without a VLAN: its VFs' frames
+// go out as their pods make them, so that a pod may tag them itself, and is in
+// every VLAN that the PF's port carries.
+const ConditionNetworkUntagged = "Untagged"
+
 // CiliumNetworkDriverNetworkStatus is what the operator has made of the
 // network.
 type CiliumNetworkDriverNetworkStatus struct {
@@ -346,7 +351,7 @@ type CiliumNetworkDriverNetworkStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions are the network's conditions: Ready and Conflicting.
+	// conditions are the network's conditions: Ready, Conflicting and Untagged.
 	//
 	// +optional
 	// +listType=map

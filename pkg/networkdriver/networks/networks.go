@@ -145,8 +145,23 @@ func (r *Resolver) describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*typ
 	}
 	n.PolicyRouting = spec.PolicyRouting != nil
 	var err error
-	n.Offer, err = r.offer(spec)
-	return n, err
+	if n.Offer, err = r.offer(spec); err != nil {
+		return nil, err
+	}
+	n.Lacks = lacking(spec, n.Offer)
+	return n, nil
+}
+
+// lacking returns the family that the network has subnets of, and the offer has none of.
+func lacking(spec *v2alpha1.CiliumNetworkDriverNetworkSpec, offer *types.Offer) types.Family {
+	for _, s := range spec.Subnets {
+		prefix, err := netip.ParsePrefix(s.CIDR)
+		family := types.FamilyOf(prefix.Addr())
+		if err == nil && !slices.ContainsFunc(offer.Subnets, func(o types.Subnet) bool { return types.FamilyOf(o.Prefix.Addr()) == family }) {
+			return family
+		}
+	}
+	return ""
 }
 
 // offer returns what of the network's subnets is for the node.

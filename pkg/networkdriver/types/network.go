@@ -38,12 +38,31 @@ type Network struct {
 	Interface InterfaceSettings `json:"interface,omitzero"`
 	// Addresses are the device's own, with the prefix length of their subnets: one of each family at most.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Lacks is the family that the network has subnets of, though none for the device's node; empty for none. The device has no address
+	// of it.
+	Lacks Family `json:"lacks,omitempty"`
 	// Routes are those to set in the pod, beside those to the addresses' subnets.
 	Routes []Route `json:"routes,omitempty"`
 	// PolicyRouting says that what is sent from the addresses goes by a table of the device's own, which has the routes.
 	PolicyRouting bool `json:"policyRouting,omitempty"`
 	// Offer is what the addresses are chosen from; nil when they are chosen, or there are none. It is not stored.
 	Offer *Offer `json:"-"`
+}
+
+// Family is IPv4 or IPv6, as people write them.
+type Family string
+
+const (
+	IPv4 Family = "IPv4"
+	IPv6 Family = "IPv6"
+)
+
+// FamilyOf returns the family of an address.
+func FamilyOf(addr netip.Addr) Family {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
 }
 
 // Route is a route in a pod.
@@ -232,6 +251,9 @@ func (n *Network) checkAddresses() error {
 		if !a.IsValid() || a.Addr().Is4In6() || a.Addr().Zone() != "" {
 			return fmt.Errorf("addresses[%d]: is not an address with a prefix length", i)
 		}
+	}
+	if n.Lacks != "" && n.Lacks != IPv4 && n.Lacks != IPv6 {
+		return fmt.Errorf("lacks: %.64q is neither %s nor %s", n.Lacks, IPv4, IPv6)
 	}
 	if len(n.Routes) > maxRoutes {
 		return fmt.Errorf("routes: there are %d, at most %d are set", len(n.Routes), maxRoutes)

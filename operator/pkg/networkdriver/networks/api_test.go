@@ -86,6 +86,7 @@ func TestAPINetworks(t *testing.T) {
 		s := status("storage")
 		return s.UsedAddresses == 3 && s.FreeAddresses == 251 && s.Claims == 3 && meta.IsStatusConditionTrue(s.Conditions, v2alpha1.ConditionReady)
 	})
+	require.True(t, meta.IsStatusConditionFalse(status("storage").Conditions, v2alpha1.ConditionNetworkUntagged))
 	require.Equal(t, 251.0, testutil.ToFloat64(m.addresses.WithLabelValues("storage", "ipv4", "free")))
 
 	two := network("later", 0, 7, nil, "192.0.2.128/25")

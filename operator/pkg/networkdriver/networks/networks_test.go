@@ -79,6 +79,19 @@ func TestConflict(t *testing.T) {
 	require.Len(t, truncated(strings.Repeat("x", 5000)), 1024)
 }
 
+// On a network without a VLAN pods may tag, which whoever looks at it has to know.
+func TestUntagged(t *testing.T) {
+	for _, vlan := range []int32{0, 7} {
+		n := network("n", 1, vlan, nil)
+		judge(&n, nil, nil)
+		c := meta.FindStatusCondition(n.Status.Conditions, v2alpha1.ConditionNetworkUntagged)
+		require.NotNil(t, c)
+		require.Equal(t, vlan == 0, c.Status == metav1.ConditionTrue)
+		require.Equal(t, vlan == 0, strings.Contains(c.Message, "may tag them itself"))
+		require.True(t, meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionReady), "claims can join all the same")
+	}
+}
+
 func TestCount(t *testing.T) {
 	n := network("n", 1, 7, nil, "192.0.2.0/29", "2001:db8::/64", "198.51.100.0/31")
 	var addresses []v2alpha1.CiliumNetworkDriverAddress

@@ -38,6 +38,8 @@ const (
 	reasonReady       = "Ready"
 	reasonInvalid     = "Invalid"
 	reasonConflicting = "Conflicting"
+	reasonNoVLAN      = "NoVLAN"
+	reasonVLAN        = "VLAN"
 )
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -188,7 +190,12 @@ func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNe
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonConflicting, message
 		conflicting.Status, conflicting.Reason, conflicting.Message = metav1.ConditionTrue, reasonConflicting, message
 	}
-	for _, c := range []metav1.Condition{ready, conflicting} {
+	untagged := metav1.Condition{Type: v2alpha1.ConditionNetworkUntagged, Status: metav1.ConditionFalse, Reason: reasonVLAN}
+	if network.Spec.Vlan == 0 {
+		untagged.Status, untagged.Reason = metav1.ConditionTrue, reasonNoVLAN
+		untagged.Message = "a VF's frames go out as its pod makes them: the pod may tag them itself, and reach every VLAN that the PF's port on the switch carries"
+	}
+	for _, c := range []metav1.Condition{ready, conflicting, untagged} {
 		c.ObservedGeneration = network.Generation
 		meta.SetStatusCondition(&network.Status.Conditions, c)
 	}
