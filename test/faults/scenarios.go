@@ -811,8 +811,8 @@ func laterVersion(ctx context.Context, b *bench, _ int) error {
 	if err != nil {
 		return err
 	}
-	const now, later = `"version":([0-9]),`, `"version":100([0-9]),`
-	to := map[string]string{now: `"version":100$1,`, later: `"version":$1,`}
+	const now, later = `"version":([0-9])\b`, `"version":100([0-9])\b`
+	to := map[string]string{now: `"version":100$1`, later: `"version":$1`}
 	version := func(from string) error {
 		if _, err := b.node.Run(ctx, fmt.Sprintf(`sed -E -i 's/%s/%s/' /run/cilium/networkdriver/*.json`, from, strings.ReplaceAll(to[from], "$", `\`))); err != nil {
 			return err

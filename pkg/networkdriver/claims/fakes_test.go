@@ -391,7 +391,16 @@ func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
 	return rule, rule != ""
 }
 
-func (n *fakeNetworks) Holds(context.Context, *tables.DRAAllocation) error { return nil }
+// Holds knows the addresses of rows that say all that is in an address's object.
+func (n *fakeNetworks) Holds(_ context.Context, row *tables.DRAAllocation) error {
+	for _, said := range []string{row.Config.Network, row.Pool, row.ClaimNamespace, row.ClaimName, string(row.ClaimUID), row.PodName,
+		string(row.PodUID), row.Request, row.DeviceName} {
+		if said == "" {
+			return errors.New("the address is another row's")
+		}
+	}
+	return nil
+}
 
 func (n *fakeNetworks) Leave(claim kubetypes.UID, device string) {
 	n.left = append(n.left, string(claim)+" "+device)

@@ -380,6 +380,9 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 			continue
 		}
 		row, err := r.restore(c, result.Device, entry.Data.Raw)
+		if err == nil {
+			row.Pool, row.Request = pool, result.Request
+		}
 		switch {
 		case errors.Is(err, errGivenBack):
 			log.Info("Device was given back, its record does not count any more", "device", result.Device)
@@ -391,8 +394,7 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config.Asked(), configs[i].DeviceConfig):
 			err = errors.New("the record's configuration is not what the claim asks for")
 		case err == nil && row.Config.Joined != nil:
-			row.Request = result.Request
-			err = r.proveNetwork(ctx, row, pool)
+			err = r.proveNetwork(ctx, row)
 		}
 		if err != nil {
 			r.Addresses.Leave(claim.UID, result.Device)
@@ -400,8 +402,6 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 				"device", result.Device, "pods", podNames(c), "error", err)
 			continue
 		}
-		row.Pool = pool
-		row.Request = result.Request
 		rows = append(rows, row)
 	}
 	for _, entry := range entries {
@@ -421,8 +421,8 @@ func (r *Restorer) namesJournal(entry *resourceapi.AllocatedDeviceStatus) bool {
 
 // proveNetwork says why the record's network is not to be believed. That the journal, which is, has no entry happens when
 // somebody has removed it.
-func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation, pool string) error {
-	found, err := r.Networks.Resolve(ctx, []networks.Query{{Network: row.Config.Network, Namespace: row.ClaimNamespace, Pool: pool}})
+func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation) error {
+	found, err := r.Networks.Resolve(ctx, []networks.Query{{Network: row.Config.Network, Namespace: row.ClaimNamespace, Pool: row.Pool}})
 	if err != nil {
 		return fmt.Errorf("the record's network cannot be compared: %w", err)
 	}
