@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -45,6 +46,8 @@ type vf struct {
 	netns  string
 	ifName string
 	mac    string
+	// addresses are those that the link has got when it last came into a pod. Elsewhere it has none.
+	addresses []netip.Prefix
 
 	// upset is when somebody else than the driver last changed it, and entered when it last came into a pod.
 	upset, entered time.Time
@@ -248,7 +251,8 @@ func (manager) RestoreDevice(data []byte) (types.Device, error) {
 
 // What follows is what the world's methods of the same names do at the moment that they do it.
 
-func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*types.Attachment, error) {
+func (k *kernel) attach(actor, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	name := config.PodIfName
 	ns := k.namespaces[netns]
 	if ns == nil {
 		return nil, fmt.Errorf("network namespace %s is gone", netns)
@@ -264,7 +268,10 @@ func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*ty
 		return nil, &podnet.NameTakenError{Name: name}
 	}
 	entered := v.netns != netns
-	v.netns, v.ifName = netns, name
+	v.netns, v.ifName, v.addresses = netns, name, nil
+	if config.Joined != nil {
+		v.addresses = config.Joined.Addresses
+	}
 	if entered {
 		v.entered = time.Now()
 		k.sim.checkEntered(v, ns, actor)
