@@ -211,9 +211,10 @@ type NetworkSubnet struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a subnet with no bit set beyond the prefix length, in canonical form: for example 192.0.2.0/24 or 2001:db8::/64"
 	CIDR string `json:"cidr"`
 
-	// ranges are what of the subnet is given out. Left out it is every address
-	// but the gateway and, of an IPv4 subnet of more than two, the first and
-	// the last; of an IPv6 subnet the first (the routers' anycast address).
+	// ranges are what of the subnet is given out. Left out it is every address.
+	// Never given out are the gateway and, of a subnet of more than two, the
+	// first address (of IPv6 the routers' anycast address) and the last one of
+	// IPv4.
 	//
 	// +optional
 	// +listType=atomic

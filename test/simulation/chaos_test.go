@@ -33,6 +33,7 @@ func (s *sim) workload() {
 	var shared []*claim
 	for i := range 2 {
 		shared = append(shared, s.api.newClaim(fmt.Sprint("shared", i), 1+i%2, nil))
+		s.chooseNetwork(shared[i])
 	}
 	for {
 		s.do(&call{process: s.world, key: "workload", poll: true, takes: span{300 * time.Millisecond, 8 * time.Second}, effect: func() {
@@ -70,6 +71,9 @@ func (s *sim) makePod(shared []*claim) {
 	}
 	var names []string
 	for _, c := range p.claims {
+		if c.ofPod != nil {
+			s.chooseNetwork(c)
+		}
 		names = append(names, fmt.Sprintf("%s (VLAN %d)", c.name, c.vlan))
 	}
 	s.note("  pod %s with claims %v", p.name, names)
@@ -88,6 +92,7 @@ func (s *sim) chaos() {
 		s.do(&call{process: s.world, key: "chaos", poll: true, takes: span{time.Second, 20 * time.Second}, effect: func() {
 			if !s.faults.quiet {
 				s.goWrong()
+				s.goWrongElsewhere()
 			}
 		}})
 	}
@@ -114,8 +119,8 @@ func (s *sim) goWrong() {
 			s.api.delete(p, true)
 		}
 	case n < 35:
-		if s.agent != nil && s.crashIn == 0 {
-			s.crashIn = 1 + s.rng.IntN(60)
+		if s.agent != nil && s.agent.crashIn == 0 {
+			s.agent.crashIn = 1 + s.rng.IntN(60)
 			s.agentBack()
 		}
 	case n < 41:
@@ -129,7 +134,9 @@ func (s *sim) goWrong() {
 		s.runtime.lose()
 		s.after("NRI is back", span{100 * time.Millisecond, 40 * time.Second}, func() { s.runtime.off = false })
 	case n < 58:
-		if !s.api.away {
+		if s.chance(0.3) {
+			s.cutOff(nodeName)
+		} else if !s.api.away {
 			s.note("  the API server is away")
 			s.api.away = true
 			s.after("the API server is back", span{time.Second, 60 * time.Second}, func() { s.api.away = false; s.faults.since = time.Now() })
@@ -287,6 +294,14 @@ func (s *sim) reboot() {
 func (s *sim) rest() {
 	s.note("rest")
 	s.faults = faults{since: time.Now(), quiet: true}
-	s.crashIn = 0
+	if s.agent != nil {
+		s.agent.crashIn = 0
+	}
+	for _, n := range s.others {
+		if n.agent != nil {
+			n.agent.crashIn = 0
+		}
+	}
+	clear(s.api.cutOff)
 	s.api.away, s.runtime.off = false, false
 }

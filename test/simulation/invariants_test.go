@@ -34,6 +34,7 @@ func (s *sim) claimIn(p *pod, device string) (last *claim) {
 // check is what holds after each step.
 func (s *sim) check() {
 	s.checkHolders()
+	s.checkAddresses()
 	since, ready := s.agent.readySince()
 	for _, v := range s.kernel.vfs {
 		ns := s.kernel.namespaces[v.netns]
@@ -185,6 +186,7 @@ func (s *sim) owed() []string {
 			say("status of claim %s has %d devices, allotted are %v", c.name, got, c.devices())
 		}
 	}
+	owed = append(owed, s.owedAddresses(allotted)...)
 	gates, _ := os.ReadDir(s.cdiDir())
 	for _, file := range gates {
 		live := slices.ContainsFunc(s.api.sortedClaims(), func(c *claim) bool {

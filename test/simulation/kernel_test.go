@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -47,6 +48,8 @@ type vf struct {
 	netns  string
 	ifName string
 	mac    string
+	// addresses are those that the link has got when it last came into a pod. Elsewhere it has none.
+	addresses []netip.Prefix
 
 	// upset is when somebody else than the driver last changed it, retagged when its VLAN alone was, and entered when it last came into a pod.
 	upset, retagged, entered time.Time
@@ -259,7 +262,8 @@ func (k *kernel) hostIndex(dev types.Device) int {
 	return 0
 }
 
-func (k *kernel) attach(actor, netns string, dev types.Device, link int, name string) (*types.Attachment, error) {
+func (k *kernel) attach(actor, netns string, dev types.Device, link int, config types.DeviceConfig) (*types.Attachment, error) {
+	name := config.PodIfName
 	ns := k.namespaces[netns]
 	if ns == nil {
 		return nil, fmt.Errorf("network namespace %s is gone", netns)
@@ -278,7 +282,10 @@ func (k *kernel) attach(actor, netns string, dev types.Device, link int, name st
 		return nil, &podnet.NameTakenError{Name: name}
 	}
 	entered := v.netns != netns
-	v.netns, v.ifName = netns, name
+	v.netns, v.ifName, v.addresses = netns, name, nil
+	if config.Joined != nil {
+		v.addresses = config.Joined.Addresses
+	}
 	if entered {
 		v.entered = time.Now()
 		k.sim.checkEntered(v, ns, actor)

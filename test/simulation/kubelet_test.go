@@ -50,7 +50,7 @@ var (
 // startKubelet starts kubelet with a checkpoint, which may be empty.
 func (s *sim) startKubelet(checkpoint map[kubetypes.UID]*claimInfo) {
 	k := &kubelet{sim: s, process: newProcess("kubelet"), claims: checkpoint, workers: map[kubetypes.UID]*pod{}}
-	k.client = client{sim: s, process: k.process}
+	k.client = client{sim: s, process: k.process, node: nodeName}
 	for _, info := range checkpoint {
 		info.prepared = false
 	}

@@ -104,9 +104,12 @@ func replay(t *testing.T, lines []recorded, told story) (r result) {
 		}
 		s.startAgent()
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: map[kubetypes.UID]*claimInfo{}}
-		s.kubelet.client = client{sim: s, process: s.kubelet.process}
+		s.kubelet.client = client{sim: s, process: s.kubelet.process, node: nodeName}
 		go s.controlPlane()
-		s.run(func() bool { return len(s.api.published) == len(s.kernel.vfs) })
+		s.run(func() bool {
+			_, ready := s.agent.readySince()
+			return ready && len(s.api.published) == len(s.kernel.vfs)
+		})
 
 		p := &player{sim: s, pods: map[string]*pod{}, begin: time.Now()}
 		go p.play(lines)
@@ -159,7 +162,7 @@ func (p *player) begins(line recorded) {
 			info.prepared = false
 		}
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: k.claims}
-		s.kubelet.client = client{sim: s, process: s.kubelet.process}
+		s.kubelet.client = client{sim: s, process: s.kubelet.process, node: nodeName}
 		return
 	case who == "pod" && words[2] != "gone":
 		pod := s.api.newPod(words[1], []*claim{s.api.claims[words[2]]})

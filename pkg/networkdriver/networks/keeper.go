@@ -87,11 +87,13 @@ func NewKeeper(log *slog.Logger, objects Objects, node string, held func() []*ta
 		left: map[claimDevice]bool{}, more: make(chan struct{})}
 }
 
-// inUse says whether a device of the node has the address of the network.
-func (k *Keeper) inUse(network string, addr netip.Addr) bool {
+// inUse says whether a device of the node has the address of the object, or is about to take it. One that has tried to take it for
+// another claim or pod has found it taken.
+func (k *Keeper) inUse(object *v2alpha1.CiliumNetworkDriverAddress, addr netip.Addr) bool {
+	of := &object.Spec
 	return slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
-		return row.Config.Network == network && row.Config.Joined != nil &&
-			slices.ContainsFunc(row.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
+		return row.Config.Network == of.Network && string(row.ClaimUID) == of.Claim.UID && string(row.PodUID) == of.Pod.UID && row.DeviceName == of.Device &&
+			row.Config.Joined != nil && slices.ContainsFunc(row.Config.Joined.Addresses, func(a netip.Prefix) bool { return a.Addr() == addr })
 	})
 }
 
@@ -130,7 +132,7 @@ func (k *Keeper) isLeft(object *v2alpha1.CiliumNetworkDriverAddress) bool {
 // mayBeUsed says whether a device of the node may send from the object's address: one has it, was left to a pod that may have it, or is
 // one of which nobody knows what it has.
 func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr netip.Addr) bool {
-	return k.isLeft(object) || k.inUse(object.Spec.Network, addr) || slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
+	return k.isLeft(object) || k.inUse(object, addr) || slices.ContainsFunc(k.held(), func(row *tables.DRAAllocation) bool {
 		return row.ClaimUID == "" && row.DeviceName == object.Spec.Device
 	})
 }
@@ -261,14 +263,7 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 		if !subnet.Addresses.Contains(addr) || objects[i].Spec != t.object(t.row, addr).Spec || objects[i].DeletionTimestamp != nil {
 			continue
 		}
-		// From an earlier try of the same.
-		if t.isReturning(objects[i].Name) {
-			if err := t.objects.Delete(ctx, objects[i].Name, objects[i].UID); err != nil {
-				return false, fmt.Errorf("take address %s anew: %w", addr, err)
-			}
-			return t.take(ctx, subnet, addr)
-		}
-		return true, t.adopt(subnet, addr)
+		return t.adopt(ctx, subnet, addr, &objects[i]) // from an earlier try of the same
 	}
 	for _, addr := range freeIn(subnet.Addresses, block, taken, seed) {
 		if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
@@ -297,13 +292,20 @@ func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr)
 	return true, nil
 }
 
-// adopt takes an address that is the device's already.
-func (t *taking) adopt(subnet types.Subnet, addr netip.Addr) error {
+// adopt takes an address whose object is the device's already. The comparison says that it returns an object before it looks into the
+// journal for the last time, so that it is asked here only after the journal knows.
+func (t *taking) adopt(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
 	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
-		return err
+		return false, err
+	}
+	if t.isReturning(object.Name) {
+		if err := t.objects.Delete(ctx, object.Name, object.UID); err != nil {
+			return false, fmt.Errorf("take address %s anew: %w", addr, err)
+		}
+		return t.take(ctx, subnet, addr)
 	}
 	t.addrs, t.subnets = t.and(subnet, addr)
-	return nil
+	return true, nil
 }
 
 // and returns what is taken, and one more.

@@ -206,7 +206,7 @@ func TestTake(t *testing.T) {
 	}, joined.Routes, "a next hop in another subnet than the device's is left out")
 	require.Len(t, objects.calls, 2, "one write for each family: %v", objects.calls)
 	require.NotNil(t, row.Config.Joined.Offer, "a row is immutable")
-	require.True(t, n.inUse("storage", joined.Addresses[0].Addr()), "the journal knew it first")
+	require.True(t, n.inUse(n.object(taken, joined.Addresses[0].Addr()), joined.Addresses[0].Addr()), "the journal knew it first")
 	require.NoError(t, n.Holds(t.Context(), taken))
 	require.Error(t, newNode(objects, "node2").Holds(t.Context(), taken))
 
@@ -405,6 +405,16 @@ func TestTakenWhileReturned(t *testing.T) {
 	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
 	require.NoError(t, objects.Delete(t.Context(), "storage.192.0.2.7", first))
 	require.Len(t, objects.names(), 1)
+
+	// The comparison comes to it while the journal is being written.
+	n = newNode(objects, "node1")
+	first = objects.objects["storage.192.0.2.7"].UID
+	_, err = n.Take(t.Context(), row, func(row *tables.DRAAllocation) error {
+		n.setReturning("storage.192.0.2.7", first)
+		return n.note(row)
+	})
+	require.NoError(t, err)
+	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
 }
 
 // TestTakenFromOthers takes an address again whose object somebody has deleted under the device, and says so when another device
@@ -450,6 +460,22 @@ func TestNotTakenAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, n.compare(t.Context()))
 	require.NotContains(t, log.String(), "delete one of the pods")
+}
+
+// TestReturnedDespiteTry gives back what another device has only tried to take: it found it taken, and will choose another one, but
+// the journal says that it was about to have it.
+func TestReturnedDespiteTry(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	taken, err := n.Take(t.Context(), rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.NoError(t, err)
+	_, err = n.Take(AtOnce(t.Context()), rowFor("b", subnet(t, "192.0.2.7/32", "")), n.note)
+	require.ErrorIs(t, err, errFull)
+	require.NoError(t, n.compare(t.Context()))
+	require.Len(t, objects.names(), 1)
+	n.forget(taken)
+	require.NoError(t, n.compare(t.Context()))
+	require.Empty(t, objects.names())
 }
 
 // TestKeepsOfUnknown leaves a device its address whose journal entry cannot be read: a pod may have it, and use the address.
