@@ -5,9 +5,11 @@ package claims
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
@@ -17,12 +19,22 @@ import (
 
 // TestMayAsk is what claims may ask of pools' devices, whatever their class asks.
 func TestMayAsk(t *testing.T) {
+	var set netipx.IPSetBuilder
+	set.AddPrefix(netip.MustParsePrefix("192.0.2.0/24"))
+	given, err := set.IPSet()
+	require.NoError(t, err)
+	storage := &types.Network{Offer: &types.Offer{Subnets: []types.Subnet{{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Addresses: given}}}}
 	for _, tt := range []struct{ rule, claim, err string }{
 		{v2alpha1.ClaimsAny, `{"vlan":5,"podIfName":"net1"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"podIfName":"net1"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"network":"storage"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"vlan":0}`, `request "net": parameters: vlan: claims may not choose the VLAN of devices of pool pool (its claims field is NetworkOnly): ` +
-			`name a network, allowed are network and podIfName`},
+			`name a network, allowed are network, addresses of it and podIfName`},
+		{v2alpha1.ClaimsNetworkOnly, `{"network":"storage","addresses":["192.0.2.10"]}`, ""},
+		{v2alpha1.ClaimsNetworkOnly, `{"addresses":["192.0.2.10/24"]}`, `request "net": parameters: addresses: claims may not choose the addresses of devices of pool pool ` +
+			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
+		{v2alpha1.ClaimsNetworkOnly, `{"routes":[{"to":"2001:db8::/32","via":"fe80::1"}]}`, `request "net": parameters: routes: claims may not choose the routes of devices of pool pool ` +
+			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsNone, `{}`, ""},
 		{v2alpha1.ClaimsNone, `{"podIfName":"net1"}`, `request "net": parameters: claims may not have parameters for devices of pool pool (its claims field is None): ` +
 			`their device class says what they are`},
@@ -31,7 +43,7 @@ func TestMayAsk(t *testing.T) {
 	} {
 		t.Run(tt.rule+tt.claim, func(t *testing.T) {
 			f := newFixture(t, "a")
-			f.networks.rules["pool"], f.networks.networks["storage"] = tt.rule, &types.Network{}
+			f.networks.rules["pool"], f.networks.networks["storage"] = tt.rule, storage
 			_, err := f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(tt.claim)))
 			if tt.err == "" {
 				require.NoError(t, err)
@@ -72,6 +84,31 @@ func TestPrepareJoins(t *testing.T) {
 	require.EqualError(t, err, "prepare claim default/c: network storage: there is none")
 	require.False(t, IsPermanent(err), "somebody may make it")
 	require.Empty(t, f.host.takeCalls())
+}
+
+// TestPrepareCertainAddresses asks for addresses of a network, and refuses those that it does not give before anything is touched.
+func TestPrepareCertainAddresses(t *testing.T) {
+	subnet := netip.MustParsePrefix("192.0.2.0/24")
+	var set netipx.IPSetBuilder
+	set.AddPrefix(subnet)
+	given, err := set.IPSet()
+	require.NoError(t, err)
+	f := newFixture(t, "a", "b")
+	f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{Subnets: []types.Subnet{{Prefix: subnet, Addresses: given}}}}
+	_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(`{"network":"storage","addresses":["198.51.100.1"]}`)))
+	require.EqualError(t, err, `prepare claim default/c: request "net": network storage: parameters: addresses[0]: 198.51.100.1 is in none of the network's subnets for this node: `+
+		`allowed are addresses of 192.0.2.0/24 (permanent: trying again does not help)`)
+	require.Empty(t, f.host.takeCalls())
+	for _, parameters := range []string{`{"network":"storage","addresses":["192.0.2.10"]}`, `{"addresses":["192.0.2.10/24"]}`} {
+		_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), with("other", "b"), fromClaim(parameters)))
+		require.EqualError(t, err, `prepare claim default/c: request "other": parameters: addresses: 192.0.2.10 is also what request "net" asks for `+
+			`(permanent: trying again does not help)`)
+		require.Empty(t, f.host.takeCalls())
+	}
+	_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(`{"network":"storage","addresses":["192.0.2.10"]}`)))
+	require.NoError(t, err)
+	require.Equal(t, addresses("192.0.2.10"), f.row("a").Config.Addresses)
+	require.True(t, f.row("a").Config.Joined.Offer.Subnets[0].Certain, "nothing else is to be chosen")
 }
 
 // TestNetworkChangesBetweenTries frees what a failed try has left by what that was for.
@@ -126,5 +163,27 @@ func TestRestoreNetwork(t *testing.T) {
 			require.Equal(t, []string{"uid-c a"}, r.networks.left, "its pod may use the addresses that it has")
 			require.Contains(t, r.log.String(), tt.log)
 		})
+	}
+}
+
+// TestRestoreByHand takes addresses and routes of a record for the device's where the claim asks for them.
+func TestRestoreByHand(t *testing.T) {
+	const parameters = `{"addresses":["192.0.2.10/24"],"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1","metric":7}]}`
+	config, err := types.ParseDeviceConfig([]byte(parameters))
+	require.NoError(t, err)
+	record := changed(func(r *types.Record) { r.Version, r.Config = types.RecordVersionAddresses, config })
+	for asked, log := range map[string]string{
+		parameters:                        "",
+		`{"addresses":["192.0.2.11/24"]}`: "the record's configuration is not what the claim asks for",
+		`{"network":"storage"}`:           "the record's configuration is not what the claim asks for",
+	} {
+		r := newRestored(t, newFakeAPI(newClaim("c", forPod("p"), with("net", "a"), fromClaim(asked), recorded("a", record))))
+		require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+		if log == "" {
+			require.Equal(t, config, r.row("a").Config)
+			continue
+		}
+		require.Empty(t, r.rows())
+		require.Contains(t, r.log.String(), log)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -309,6 +310,9 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 	}
 
+	if err := checkAddresses(devices); err != nil {
+		return err
+	}
 	for _, w := range devices {
 		if w.device == nil {
 			continue
@@ -321,6 +325,20 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 				return permanentError{fmt.Errorf("request %q: device %s: parameters: podIfName is needed, since the interface's own name cannot be kept: %w",
 					w.request, w.name, err)}
 			}
+		}
+	}
+	return nil
+}
+
+// checkAddresses refuses addresses that are asked for by two requests: a network has each of them once, and so has a pod.
+func checkAddresses(devices []*wanted) error {
+	asked := map[netip.Addr]string{}
+	for _, w := range devices {
+		for _, a := range w.config.Addresses {
+			if other, ok := asked[a.Addr]; ok {
+				return permanentError{fmt.Errorf("request %q: parameters: addresses: %s is also what request %q asks for", w.request, a.Addr, other)}
+			}
+			asked[a.Addr] = w.request
 		}
 	}
 	return nil

@@ -117,6 +117,18 @@ func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr net
 // errFull says that a network has no address left.
 var errFull = errors.New("no address is left")
 
+// takenError says whose a certain address is that was asked for. It counts as [errFull]: there is nothing else to choose from.
+type takenError struct {
+	addr  netip.Addr
+	taker *v2alpha1.CiliumNetworkDriverAddressSpec
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("address %s is taken: claim %s/%s has it, for pod %s on node %s", e.addr, e.taker.Namespace, e.taker.Claim.Name, e.taker.Pod.Name, e.taker.Node)
+}
+
+func (e *takenError) Is(err error) bool { return err == errFull }
+
 // atOnce is the key of a context's value, see [AtOnce].
 type atOnce struct{}
 
@@ -171,7 +183,7 @@ func (t *taking) takeAll(ctx context.Context) (*tables.DRAAllocation, error) {
 				full = nil
 				break
 			}
-			if !errors.Is(err, errFull) {
+			if !errors.Is(err, errFull) || subnet.Certain {
 				return nil, err
 			}
 			full = append(full, subnet.Prefix.String())
@@ -191,6 +203,9 @@ func (t *taking) with(addrs []netip.Prefix, subnets []types.Subnet) *tables.DRAA
 // takeOf takes an address of the subnet. First comes one by chance; if somebody has that, one that is free in its block, and if
 // that is full, in others.
 func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
+	if subnet.Certain {
+		return t.takeCertain(ctx, subnet, subnet.Addresses.Ranges()[0].From())
+	}
 	seed := fmt.Sprintf("%s/%s/%s/%s", t.row.ClaimUID, t.row.Request, t.row.DeviceName, subnet.Prefix)
 	seen := map[netip.Prefix]bool{}
 	try := func(block netip.Prefix) (bool, error) {
@@ -237,17 +252,9 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 			continue // the schema lets none through
 		}
 		taken[addr] = true
-		if !subnet.Addresses.Contains(addr) || objects[i].Spec != t.object(t.row, addr).Spec || objects[i].DeletionTimestamp != nil {
-			continue
+		if ok, err := t.takeAgain(ctx, subnet, addr, &objects[i]); ok || err != nil {
+			return ok, err
 		}
-		// From an earlier try of the same.
-		if t.isReturning(objects[i].Name) {
-			if err := t.objects.Delete(ctx, objects[i].Name, objects[i].UID); err != nil {
-				return false, fmt.Errorf("take address %s anew: %w", addr, err)
-			}
-			return t.take(ctx, subnet, addr)
-		}
-		return true, t.adopt(subnet, addr)
 	}
 	for _, addr := range freeIn(subnet.Addresses, block, taken, seed) {
 		if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
@@ -255,6 +262,38 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 		}
 	}
 	return false, nil
+}
+
+// takeCertain takes the one address that was asked for.
+func (t *taking) takeCertain(ctx context.Context, subnet types.Subnet, addr netip.Addr) error {
+	if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
+		return err
+	}
+	present, err := t.objects.Get(ctx, v2alpha1.AddressName(t.row.Config.Network, addr))
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: address %s was only just given back", errFull, addr)
+	}
+	if err != nil {
+		return fmt.Errorf("look whose address %s is: %w", addr, err)
+	}
+	if ok, err := t.takeAgain(ctx, subnet, addr, present); ok || err != nil {
+		return err
+	}
+	return &takenError{addr, &present.Spec}
+}
+
+// takeAgain takes an address whose object is there from an earlier try of the same. It is false for an object that is not.
+func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
+	if !subnet.Addresses.Contains(addr) || object.Spec != t.object(t.row, addr).Spec || object.DeletionTimestamp != nil {
+		return false, nil
+	}
+	if t.isReturning(object.Name) {
+		if err := t.objects.Delete(ctx, object.Name, object.UID); err != nil {
+			return false, fmt.Errorf("take address %s anew: %w", addr, err)
+		}
+		return t.take(ctx, subnet, addr)
+	}
+	return true, t.adopt(subnet, addr)
 }
 
 // take asks for one address, after the journal knows of it. It is false for one that is taken.
