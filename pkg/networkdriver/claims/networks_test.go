@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
@@ -186,4 +187,54 @@ func TestRestoreByHand(t *testing.T) {
 		require.Empty(t, r.rows())
 		require.Contains(t, r.log.String(), log)
 	}
+}
+
+// TestPrepareEqualRoutes refuses, before anything is touched, devices of a pod that would have two routes to one destination in its
+// main table.
+func TestPrepareEqualRoutes(t *testing.T) {
+	route := types.Route{To: netip.MustParsePrefix("10.0.0.0/8")}
+	f := newFixture(t, "a", "b")
+	f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{Routes: []types.Route{route},
+		Subnets: []types.Subnet{{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.1")}}}}
+	policy := *f.networks.networks["storage"]
+	policy.PolicyRouting = true
+	f.networks.networks["policy"] = &policy
+	const storage = `{"network":"storage"}`
+	const already = `routes: request "one" of claim default/c has one to 10.0.0.0/8 already, with the same metric; another metric is needed, or a network with policyRouting`
+	byHand := func(metric string) string {
+		return `{"addresses":["198.51.100.10/24"],"routes":[{"to":"10.0.0.0/8","via":"198.51.100.1","metric":` + metric + `}]}`
+	}
+	for name, tt := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		err   string
+	}{
+		"two devices of a request": {newClaim("c", with("net", "a"), with("net", "b"), fromClaim(storage)),
+			`request "net": routes: two devices of this one request would have a route to 10.0.0.0/8; a network with policyRouting gives each a table of its own`},
+		"with tables of their own": {newClaim("c", with("net", "a"), with("net", "b"), fromClaim(`{"network":"policy"}`)), ""},
+		"two requests":             {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage)), `request "two": ` + already},
+		"one of them by hand":      {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage, "one"), fromClaim(byHand("0"), "two")), `request "two": ` + already},
+		"another metric":           {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage, "one"), fromClaim(byHand("7"), "two")), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := f.Prepare(t.Context(), tt.claim)
+			if tt.err == "" {
+				require.NoError(t, err)
+				require.NoError(t, f.Unprepare(t.Context(), tt.claim.UID))
+				f.host.takeCalls()
+				return
+			}
+			require.EqualError(t, err, "prepare claim default/c: "+tt.err+" (permanent: trying again does not help)")
+			require.Empty(t, f.host.takeCalls())
+		})
+	}
+	t.Run("two claims", func(t *testing.T) {
+		_, err := f.Prepare(t.Context(), newClaim("c", forPod("p"), with("one", "a"), fromClaim(byHand("0"))))
+		require.NoError(t, err)
+		f.host.takeCalls()
+		_, err = f.Prepare(t.Context(), newClaim("d", forPod("p"), with("two", "b"), fromClaim(storage)))
+		require.EqualError(t, err, `prepare claim default/d: request "two": `+already+" (permanent: trying again does not help)")
+		require.Empty(t, f.host.takeCalls())
+		_, err = f.Prepare(t.Context(), newClaim("d", forPod("q"), with("two", "b"), fromClaim(storage)))
+		require.NoError(t, err, "another pod has another table")
+	})
 }

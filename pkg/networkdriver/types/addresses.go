@@ -71,6 +71,43 @@ type RouteKey struct {
 	Metric int // as the kernel has it, which is not 0 for IPv6
 }
 
+// MainRoutes returns what of the pod's main routing table the device takes for its routes, as far as that is known before its
+// addresses are chosen. Those to the addresses' own subnets do not count: the kernel takes several.
+func (c DeviceConfig) MainRoutes() []RouteKey {
+	n := c.InPod()
+	if n == nil || n.PolicyRouting {
+		return nil
+	}
+	routes := n.Routes
+	if n.Offer != nil {
+		routes = n.Offer.certainRoutes()
+	}
+	var keys []RouteKey
+	for _, r := range routes {
+		keys = append(keys, RouteKey{r.To, r.metric()})
+	}
+	return keys
+}
+
+// certainRoutes returns the routes that a device gets from whichever subnets its addresses are.
+func (o *Offer) certainRoutes() []Route {
+	var certain []Route
+	for _, r := range o.Routes {
+		of := 0
+		all := true
+		for _, s := range o.Subnets {
+			if s.Prefix.Addr().Is4() == r.To.Addr().Is4() {
+				_, gets := s.Route(r)
+				of, all = of+1, all && gets
+			}
+		}
+		if of > 0 && all {
+			certain = append(certain, r)
+		}
+	}
+	return certain
+}
+
 // InPod returns what the link gets in the pod: what its network says, or what is written by hand. Nil for nothing.
 func (c DeviceConfig) InPod() *Network {
 	if c.Joined != nil || len(c.Addresses) == 0 && len(c.Routes) == 0 {

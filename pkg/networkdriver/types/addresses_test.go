@@ -175,3 +175,30 @@ func TestRecordWithAddresses(t *testing.T) {
 		require.Error(t, err, raw)
 	}
 }
+
+// What a device takes of the main table is known of routes by hand and of chosen addresses, and of a network as far as it does not
+// depend on which are chosen.
+func TestMainRoutes(t *testing.T) {
+	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
+	byHand, err := ParseDeviceConfig([]byte(`{"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1"},{"to":"::/0","via":"fe80::1"},{"to":"2001:db8::/32","via":"fe80::1","metric":7}]}`))
+	require.NoError(t, err)
+	require.Equal(t, []RouteKey{{prefix("10.0.0.0/8"), 0}, {prefix("::/0"), 1024}, {prefix("2001:db8::/32"), 7}}, byHand.MainRoutes())
+	require.Empty(t, DeviceConfig{}.MainRoutes())
+
+	network := &Network{Routes: []Route{{To: prefix("10.0.0.0/8"), Via: addr("192.0.2.1"), Metric: 5}}}
+	joined := DeviceConfig{Network: "storage", Joined: network}
+	require.Equal(t, []RouteKey{{prefix("10.0.0.0/8"), 5}}, joined.MainRoutes())
+	network.PolicyRouting = true
+	require.Empty(t, joined.MainRoutes(), "they are in another table")
+
+	joined.Joined = &Network{Offer: &Offer{
+		Subnets: []Subnet{{Prefix: prefix("192.0.2.0/24"), Gateway: addr("192.0.2.1")}, {Prefix: prefix("198.51.100.0/24"), Gateway: addr("198.51.100.1")},
+			{Prefix: prefix("2001:db8::/64")}},
+		Routes: []Route{{To: prefix("10.0.0.0/8")}, {To: prefix("11.0.0.0/8"), Via: addr("192.0.2.2")}, {To: prefix("2001:db8:1::/48"), Via: addr("2001:db8::1"), Metric: 3},
+			{To: prefix("2001:db8:2::/48")}},
+	}}
+	require.Equal(t, []RouteKey{{prefix("10.0.0.0/8"), 0}, {prefix("2001:db8:1::/48"), 3}}, joined.MainRoutes(),
+		"which subnet a device is in, and so has the router of, is not known, and one without a gateway has no route by it")
+	joined.Joined.Offer.Subnets = joined.Joined.Offer.Subnets[:2]
+	require.Equal(t, []RouteKey{{prefix("10.0.0.0/8"), 0}}, joined.MainRoutes(), "a family without a subnet has no routes")
+}
