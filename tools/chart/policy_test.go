@@ -397,6 +397,23 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"podIfName": "a/b"}`, `{"podIfName": "a:b"}`, `{"podIfName": "a%b"}`, `{"podIfName": "a b"}`, `{"vlan": 5, "podIfName": "a/b"}`,
 		`{"network": 5}`, `{"network": null}`, `{"network": ""}`, `{"network": "a.b"}`, `{"network": "A"}`, `{"network": "-a"}`,
 		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
+		`{"addresses": "192.0.2.1"}`, `{"addresses": []}`, `{"addresses": {}}`, `{"addresses": null}`, `{"addresses": [7]}`, `{"addresses": [null]}`, `{"addresses": ["192.0.2.1/24", ""]}`,
+		`{"addresses": [` + strings.Repeat(`"192.0.2.1",`, 16) + `"192.0.2.1"]}`, `{"addresses": ["192.0.2.01"]}`, `{"addresses": ["192.0.2.1/33"]}`,
+		`{"addresses": ["192.0.2.1/024"]}`, `{"addresses": ["2001:DB8::1"]}`, `{"addresses": ["2001:db8:0::1/64"]}`, `{"addresses": ["::ffff:192.0.2.1"]}`,
+		`{"addresses": ["::ffff:192.0.2.1/120"]}`, `{"addresses": ["fe80::1%eth0"]}`, `{"addresses": ["0.0.0.0"]}`, `{"addresses": ["127.0.0.1/8"]}`, `{"addresses": ["ff02::1"]}`,
+		`{"addresses": ["224.0.0.1/24"]}`, `{"addresses": ["169.254.0.1/16"]}`, `{"addresses": ["fe80::1/64"]}`, `{"addresses": ["255.255.255.255/32"]}`,
+		`{"addresses": ["192.0.2.1", "192.0.2.2"]}`, `{"addresses": ["2001:db8::1", "2001:db8::2"]}`, `{"addresses": ["` + strings.Repeat("1", 99) + `"]}`,
+		`{"network": "storage", "addresses": ["192.0.2.1/24"]}`, `{"network": "storage", "routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": {}}`, `{"routes": []}`, `{"routes": null}`, `{"routes": ["10.0.0.0/8"]}`, `{"routes": [null]}`,
+		`{"routes": [` + strings.Repeat(`{"to": "10.0.0.0/8", "via": "192.0.2.1"},`, 64) + `{"to": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "table": 7}]}`, `{"routes": [{"TO": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": null, "via": "192.0.2.1"}]}`, `{"routes": [{"via": "192.0.2.1"}]}`, `{"routes": [{"to": "10.0.0.0/8"}]}`,
+		`{"routes": [{"to": 7, "via": "192.0.2.1"}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": ["192.0.2.1"]}]}`, `{"routes": [{"to": "10.0.0.1/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0", "via": "192.0.2.1"}]}`, `{"routes": [{"to": "default", "via": "192.0.2.1"}]}`, `{"routes": [{"to": "::ffff:10.0.0.0/104", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1/24"}]}`, `{"routes": [{"to": "::/0", "via": "fe80::1%eth0"}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "2001:db8::1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": -1}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": 2147483648}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": 1.5}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": "7"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": true}]}`, `{"routes": [{"to": "::/0", "via": "fe80::1"}, {"to": "10.0.0.1/8", "via": "192.0.2.1"}]}`,
 	} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong, parameters)
@@ -409,6 +426,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 	for _, parameters := range []string{
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
 		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
+		`{"network": "storage", "addresses": ["192.0.2.10", "2001:db8::10"]}`, `{"addresses": ["192.0.2.10"]}`, `{"addresses": ["192.0.2.10/24", "192.0.2.11/24", "2001:db8::10/64"]}`,
+		`{"vlan": 5, "addresses": ["192.0.2.10/24"], "routes": [{"to": "0.0.0.0/0", "via": "192.0.2.1", "metric": 2147483647}, {"to": "::/0", "via": "fe80::1"}]}`,
 	} {
 		_, err := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.NoError(t, err, parameters)
@@ -427,9 +446,30 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		require.ErrorContains(t, err, words)
 		require.ErrorContains(t, claim(driver, parameters), words)
 	}
+	c.testSeveralDevices(t)
 	c.testNumberForms(t)
 	c.testLargestParameters(t)
 	c.testOldParameters(t)
+}
+
+// testSeveralDevices asks for addresses for requests of several devices, which cannot all have them.
+func (c *cluster) testSeveralDevices(t *testing.T) {
+	create := func(requests, names, parameters string) error {
+		spec := fmt.Sprintf("{devices: {requests: [%s], config: [{requests: %s, opaque: {driver: %s, parameters: %s}}]}}", requests, names, v2alpha1.DefaultDriverName, parameters)
+		_, err := c.objects.Resource(claimResource).Namespace("default").Create(t.Context(), object(t,
+			"{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: several, namespace: default}, spec: %s}", spec), metav1.CreateOptions{DryRun: dryRun})
+		_, templateErr := c.objects.Resource(templateResource).Namespace("default").Create(t.Context(), object(t,
+			"{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: several, namespace: default}, spec: {spec: %s}}", spec), metav1.CreateOptions{DryRun: dryRun})
+		require.Equal(t, err == nil, templateErr == nil, "%v, %v", err, templateErr)
+		return err
+	}
+	const one, two, all = "{name: one, exactly: {deviceClassName: net}}", "{name: two, exactly: {deviceClassName: net, count: 2}}",
+		"{name: all, exactly: {deviceClassName: net, allocationMode: All}}"
+	const addresses, words = `{addresses: [192.0.2.10/24]}`, "addresses: the request is for several devices (count, or allocationMode All), which cannot all have them; make a request for each"
+	require.ErrorContains(t, create(two, "[]", addresses), words)
+	require.ErrorContains(t, create(one+","+all, "[one, all]", addresses), words)
+	require.NoError(t, create(one+","+two+","+all, "[one]", addresses))
+	require.NoError(t, create(one+","+two+","+all, "[]", "{vlan: 5}"))
 }
 
 // testOldParameters has an object with bad parameters from before the policy, which can still be worked with.

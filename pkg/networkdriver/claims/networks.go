@@ -33,20 +33,22 @@ type Pools interface {
 
 // mayAsk says why the claim may not ask what it asks of a device of the pool. What the device class asks may be asked.
 func mayAsk(pools Pools, pool string, byClaim types.DeviceConfig) error {
-	if byClaim == (types.DeviceConfig{}) {
+	if byClaim.IsZero() {
 		return nil
 	}
+	byHand := byClaim.ByHand()
 	rule, configured := pools.ClaimParameters(pool)
 	switch {
 	case !configured:
 		return fmt.Errorf("pool %s is not configured on this node any more, so that nothing says what claims may ask of its devices", pool)
 	case rule == v2alpha1.ClaimsAny:
 		return nil
-	case rule == v2alpha1.ClaimsNetworkOnly && byClaim.Vlan == nil:
+	case rule == v2alpha1.ClaimsNetworkOnly && byHand == "":
 		return nil
 	case rule == v2alpha1.ClaimsNetworkOnly:
-		return fmt.Errorf("vlan: claims may not choose the VLAN of devices of pool %s (its claims field is %s): name a network, allowed are network and podIfName",
-			pool, rule)
+		what := map[string]string{"vlan": "VLAN", "addresses": "addresses", "routes": "routes"}[byHand]
+		return fmt.Errorf("%s: claims may not choose the %s of devices of pool %s (its claims field is %s): name a network, "+
+			"allowed are network, addresses of it and podIfName", byHand, what, pool, rule)
 	default:
 		return fmt.Errorf("claims may not have parameters for devices of pool %s (its claims field is %s): their device class says what they are",
 			pool, rule)
@@ -79,7 +81,10 @@ func (p *Preparer) join(ctx context.Context, claim *resourceapi.ResourceClaim, d
 		return err
 	}
 	for i, network := range found {
-		places[i].config.Joined = network
+		w := places[i]
+		if w.config.Joined, err = networks.Choose(network, w.config.Addresses); err != nil {
+			return permanentError{fmt.Errorf("request %q: network %s: parameters: %w", w.request, w.config.Network, err)}
+		}
 	}
 	return nil
 }

@@ -5,10 +5,13 @@ package claims
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
@@ -17,12 +20,22 @@ import (
 
 // TestMayAsk is what claims may ask of pools' devices, whatever their class asks.
 func TestMayAsk(t *testing.T) {
+	var set netipx.IPSetBuilder
+	set.AddPrefix(netip.MustParsePrefix("192.0.2.0/24"))
+	given, err := set.IPSet()
+	require.NoError(t, err)
+	storage := &types.Network{Offer: &types.Offer{Subnets: []types.Subnet{{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Addresses: given}}}}
 	for _, tt := range []struct{ rule, claim, err string }{
 		{v2alpha1.ClaimsAny, `{"vlan":5,"podIfName":"net1"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"podIfName":"net1"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"network":"storage"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"vlan":0}`, `request "net": parameters: vlan: claims may not choose the VLAN of devices of pool pool (its claims field is NetworkOnly): ` +
-			`name a network, allowed are network and podIfName`},
+			`name a network, allowed are network, addresses of it and podIfName`},
+		{v2alpha1.ClaimsNetworkOnly, `{"network":"storage","addresses":["192.0.2.10"]}`, ""},
+		{v2alpha1.ClaimsNetworkOnly, `{"addresses":["192.0.2.10/24"]}`, `request "net": parameters: addresses: claims may not choose the addresses of devices of pool pool ` +
+			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
+		{v2alpha1.ClaimsNetworkOnly, `{"routes":[{"to":"2001:db8::/32","via":"fe80::1"}]}`, `request "net": parameters: routes: claims may not choose the routes of devices of pool pool ` +
+			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsNone, `{}`, ""},
 		{v2alpha1.ClaimsNone, `{"podIfName":"net1"}`, `request "net": parameters: claims may not have parameters for devices of pool pool (its claims field is None): ` +
 			`their device class says what they are`},
@@ -31,7 +44,7 @@ func TestMayAsk(t *testing.T) {
 	} {
 		t.Run(tt.rule+tt.claim, func(t *testing.T) {
 			f := newFixture(t, "a")
-			f.networks.rules["pool"], f.networks.networks["storage"] = tt.rule, &types.Network{}
+			f.networks.rules["pool"], f.networks.networks["storage"] = tt.rule, storage
 			_, err := f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(tt.claim)))
 			if tt.err == "" {
 				require.NoError(t, err)
@@ -72,6 +85,31 @@ func TestPrepareJoins(t *testing.T) {
 	require.EqualError(t, err, "prepare claim default/c: network storage: there is none")
 	require.False(t, IsPermanent(err), "somebody may make it")
 	require.Empty(t, f.host.takeCalls())
+}
+
+// TestPrepareCertainAddresses asks for addresses of a network, and refuses those that it does not give before anything is touched.
+func TestPrepareCertainAddresses(t *testing.T) {
+	subnet := netip.MustParsePrefix("192.0.2.0/24")
+	var set netipx.IPSetBuilder
+	set.AddPrefix(subnet)
+	given, err := set.IPSet()
+	require.NoError(t, err)
+	f := newFixture(t, "a", "b")
+	f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{Subnets: []types.Subnet{{Prefix: subnet, Addresses: given}}}}
+	_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(`{"network":"storage","addresses":["198.51.100.1"]}`)))
+	require.EqualError(t, err, `prepare claim default/c: request "net": network storage: parameters: addresses[0]: 198.51.100.1 is in none of the network's subnets for this node: `+
+		`allowed are addresses of 192.0.2.0/24 (permanent: trying again does not help)`)
+	require.Empty(t, f.host.takeCalls())
+	for _, parameters := range []string{`{"network":"storage","addresses":["192.0.2.10"]}`, `{"addresses":["192.0.2.10/24"]}`} {
+		_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), with("other", "b"), fromClaim(parameters)))
+		require.EqualError(t, err, `prepare claim default/c: request "other": parameters: addresses: 192.0.2.10 is also what request "net" asks for `+
+			`(permanent: trying again does not help)`)
+		require.Empty(t, f.host.takeCalls())
+	}
+	_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(`{"network":"storage","addresses":["192.0.2.10"]}`)))
+	require.NoError(t, err)
+	require.Equal(t, addresses("192.0.2.10"), f.row("a").Config.Addresses)
+	require.True(t, f.row("a").Config.Joined.Offer.Subnets[0].Certain, "nothing else is to be chosen")
 }
 
 // TestNetworkChangesBetweenTries frees what a failed try has left by what that was for.
@@ -127,4 +165,76 @@ func TestRestoreNetwork(t *testing.T) {
 			require.Contains(t, r.log.String(), tt.log)
 		})
 	}
+}
+
+// TestRestoreByHand takes addresses and routes of a record for the device's where the claim asks for them.
+func TestRestoreByHand(t *testing.T) {
+	const parameters = `{"addresses":["192.0.2.10/24"],"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1","metric":7}]}`
+	config, err := types.ParseDeviceConfig([]byte(parameters))
+	require.NoError(t, err)
+	record := changed(func(r *types.Record) { r.Version, r.Config = types.RecordVersionAddresses, config })
+	for asked, log := range map[string]string{
+		parameters:                        "",
+		`{"addresses":["192.0.2.11/24"]}`: "the record's configuration is not what the claim asks for",
+		`{"network":"storage"}`:           "the record's configuration is not what the claim asks for",
+	} {
+		r := newRestored(t, newFakeAPI(newClaim("c", forPod("p"), with("net", "a"), fromClaim(asked), recorded("a", record))))
+		require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+		if log == "" {
+			require.Equal(t, config, r.row("a").Config)
+			continue
+		}
+		require.Empty(t, r.rows())
+		require.Contains(t, r.log.String(), log)
+	}
+}
+
+// TestPrepareEqualRoutes refuses, before anything is touched, devices of a pod that would have two routes to one destination in its
+// main table.
+func TestPrepareEqualRoutes(t *testing.T) {
+	route := types.Route{To: netip.MustParsePrefix("10.0.0.0/8")}
+	f := newFixture(t, "a", "b")
+	f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{Routes: []types.Route{route},
+		Subnets: []types.Subnet{{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("192.0.2.1")}}}}
+	policy := *f.networks.networks["storage"]
+	policy.PolicyRouting = true
+	f.networks.networks["policy"] = &policy
+	const storage = `{"network":"storage"}`
+	const already = `routes: request "one" of claim default/c has one to 10.0.0.0/8 already, with the same metric; another metric is needed, or a network with policyRouting`
+	byHand := func(metric string) string {
+		return `{"addresses":["198.51.100.10/24"],"routes":[{"to":"10.0.0.0/8","via":"198.51.100.1","metric":` + metric + `}]}`
+	}
+	for name, tt := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		err   string
+	}{
+		"two devices of a request": {newClaim("c", with("net", "a"), with("net", "b"), fromClaim(storage)),
+			`request "net": routes: two devices of this one request would have a route to 10.0.0.0/8; a network with policyRouting gives each a table of its own`},
+		"with tables of their own": {newClaim("c", with("net", "a"), with("net", "b"), fromClaim(`{"network":"policy"}`)), ""},
+		"two requests":             {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage)), `request "two": ` + already},
+		"one of them by hand":      {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage, "one"), fromClaim(byHand("0"), "two")), `request "two": ` + already},
+		"another metric":           {newClaim("c", with("one", "a"), with("two", "b"), fromClaim(storage, "one"), fromClaim(byHand("7"), "two")), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := f.Prepare(t.Context(), tt.claim)
+			if tt.err == "" {
+				require.NoError(t, err)
+				require.NoError(t, f.Unprepare(t.Context(), tt.claim.UID))
+				f.host.takeCalls()
+				return
+			}
+			require.EqualError(t, err, "prepare claim default/c: "+tt.err+" (permanent: trying again does not help)")
+			require.Empty(t, f.host.takeCalls())
+		})
+	}
+	t.Run("two claims", func(t *testing.T) {
+		_, err := f.Prepare(t.Context(), newClaim("c", forPod("p"), with("one", "a"), fromClaim(byHand("0"))))
+		require.NoError(t, err)
+		f.host.takeCalls()
+		_, err = f.Prepare(t.Context(), newClaim("d", forPod("p"), with("two", "b"), fromClaim(storage)))
+		require.EqualError(t, err, `prepare claim default/d: request "two": `+already+" (permanent: trying again does not help)")
+		require.Empty(t, f.host.takeCalls())
+		_, err = f.Prepare(t.Context(), newClaim("d", forPod("q"), with("two", "b"), fromClaim(storage)))
+		require.NoError(t, err, "another pod has another table")
+	})
 }

@@ -87,11 +87,37 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]Asked, e
 				asked[i].ByClaim = asked[i].ByClaim.Override(l.cfg)
 			}
 		}
+		if len(asked[i].Addresses) > 0 && isForSeveral(claim, results, result.Request) {
+			return nil, permanentError{fmt.Errorf("request %q: parameters: addresses: the request is for several devices (count, or allocationMode All), which cannot "+
+				"all have them; make a request for each", result.Request)}
+		}
 		if err := asked[i].CheckTogether(); err != nil {
-			return nil, permanentError{fmt.Errorf("request %q: parameters of the device class and of the claim together: %w", result.Request, err)}
+			return nil, permanentError{fmt.Errorf("request %q: all parameters together: %w", result.Request, err)}
 		}
 	}
 	return asked, nil
+}
+
+// isForSeveral says whether the request, or subrequest, has several devices, or could have.
+func isForSeveral(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, name string) bool {
+	devices := 0
+	for _, result := range results {
+		if result.Request == name {
+			devices++
+		}
+	}
+	mode := resourceapi.DeviceAllocationMode("")
+	for _, request := range claim.Spec.Devices.Requests {
+		if request.Name == name && request.Exactly != nil {
+			mode = request.Exactly.AllocationMode
+		}
+		for _, sub := range request.FirstAvailable {
+			if request.Name+"/"+sub.Name == name {
+				mode = sub.AllocationMode
+			}
+		}
+	}
+	return devices > 1 || mode == resourceapi.DeviceAllocationModeAll
 }
 
 // originOf ranks a configuration by where it comes from, and says that in words. A class's configuration without

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -321,6 +322,12 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 	}
 
+	if err := checkAddresses(devices); err != nil {
+		return err
+	}
+	if err := p.checkRoutes(txn, claim, pod, devices); err != nil {
+		return err
+	}
 	for _, w := range devices {
 		if w.device == nil {
 			continue
@@ -342,6 +349,49 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 // may have changed since the scheduler chose.
 func (p *Preparer) poolOf(txn statedb.ReadTxn, device *tables.DRADevice) string {
 	return p.Pools.Of(device, statedb.ToSeq(p.Allocations.List(txn, tables.AllocationsByDevice(device.Name))))
+}
+
+// checkAddresses refuses addresses that are asked for by two requests: a network has each of them once, and so has a pod.
+func checkAddresses(devices []*wanted) error {
+	asked := map[netip.Addr]string{}
+	for _, w := range devices {
+		for _, a := range w.config.Addresses {
+			if other, ok := asked[a.Addr]; ok {
+				return permanentError{fmt.Errorf("request %q: parameters: addresses: %s is also what request %q asks for", w.request, a.Addr, other)}
+			}
+			asked[a.Addr] = w.request
+		}
+	}
+	return nil
+}
+
+// checkRoutes refuses routes of which the pod's main table would have two, as far as they are known before addresses are chosen. The
+// rest is refused when the second one is set.
+func (p *Preparer) checkRoutes(txn statedb.ReadTxn, claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
+	taken := map[types.RouteKey]holder{}
+	for row := range p.Allocations.List(txn, tables.AllocationsByPod(pod.UID)) {
+		if row.ClaimUID == claim.UID {
+			continue
+		}
+		for _, route := range row.Config.MainRoutes() {
+			taken[route] = holder{row.ClaimRef(), row.Request}
+		}
+	}
+	for _, w := range devices {
+		for _, route := range w.config.MainRoutes() {
+			other, clash := taken[route]
+			switch {
+			case clash && other == holder{claim, w.request}:
+				return permanentError{fmt.Errorf("request %q: routes: two devices of this one request would have a route to %s; "+
+					"a network with policyRouting gives each a table of its own", w.request, route.To)}
+			case clash:
+				return permanentError{fmt.Errorf("request %q: routes: request %q of claim %s has one to %s already, with the same metric; "+
+					"another metric is needed, or a network with policyRouting", w.request, other.request, other.claim, route.To)}
+			}
+			taken[route] = holder{claim, w.request}
+		}
+	}
+	return nil
 }
 
 // checkStale refuses to take a device from an earlier pod that has its link, and so may use it. Kubelet does not unprepare

@@ -140,6 +140,18 @@ func (k *Keeper) mayBeUsed(object *v2alpha1.CiliumNetworkDriverAddress, addr net
 // errFull says that a network has no address left.
 var errFull = errors.New("no address is left")
 
+// takenError says whose a certain address is that was asked for. It counts as [errFull]: there is nothing else to choose from.
+type takenError struct {
+	addr  netip.Addr
+	taker *v2alpha1.CiliumNetworkDriverAddressSpec
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("address %s is taken: claim %s/%s has it, for pod %s on node %s", e.addr, e.taker.Namespace, e.taker.Claim.Name, e.taker.Pod.Name, e.taker.Node)
+}
+
+func (e *takenError) Is(err error) bool { return err == errFull }
+
 // atOnce is the key of a context's value, see [AtOnce].
 type atOnce struct{}
 
@@ -194,7 +206,7 @@ func (t *taking) takeAll(ctx context.Context) (*tables.DRAAllocation, error) {
 				full = nil
 				break
 			}
-			if !errors.Is(err, errFull) {
+			if !errors.Is(err, errFull) || subnet.Certain {
 				return nil, err
 			}
 			full = append(full, subnet.Prefix.String())
@@ -214,6 +226,9 @@ func (t *taking) with(addrs []netip.Prefix, subnets []types.Subnet) *tables.DRAA
 // takeOf takes an address of the subnet. First comes one by chance; if somebody has that, one that is free in its block, and if
 // that is full, in others.
 func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
+	if subnet.Certain {
+		return t.takeCertain(ctx, subnet, subnet.Addresses.Ranges()[0].From())
+	}
 	seed := fmt.Sprintf("%s/%s/%s/%s", t.row.ClaimUID, t.row.Request, t.row.DeviceName, subnet.Prefix)
 	seen := map[netip.Prefix]bool{}
 	try := func(block netip.Prefix) (bool, error) {
@@ -260,10 +275,9 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 			continue // the schema lets none through
 		}
 		taken[addr] = true
-		if !subnet.Addresses.Contains(addr) || objects[i].Spec != t.object(t.row, addr).Spec || objects[i].DeletionTimestamp != nil {
-			continue
+		if ok, err := t.takeAgain(ctx, subnet, addr, &objects[i]); ok || err != nil {
+			return ok, err
 		}
-		return t.adopt(ctx, subnet, addr, &objects[i]) // from an earlier try of the same
 	}
 	for _, addr := range freeIn(subnet.Addresses, block, taken, seed) {
 		if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
@@ -271,6 +285,43 @@ func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block net
 		}
 	}
 	return false, nil
+}
+
+// takeCertain takes the one address that was asked for.
+func (t *taking) takeCertain(ctx context.Context, subnet types.Subnet, addr netip.Addr) error {
+	if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
+		return err
+	}
+	present, err := t.objects.Get(ctx, v2alpha1.AddressName(t.row.Config.Network, addr))
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: address %s was only just given back", errFull, addr)
+	}
+	if err != nil {
+		return fmt.Errorf("look whose address %s is: %w", addr, err)
+	}
+	if ok, err := t.takeAgain(ctx, subnet, addr, present); ok || err != nil {
+		return err
+	}
+	return &takenError{addr, &present.Spec}
+}
+
+// takeAgain takes an address whose object is there from an earlier try of the same. It is false for an object that is not. The comparison
+// says that it returns an object before it looks into the journal for the last time, so that it is asked here only after the journal knows.
+func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
+	if !subnet.Addresses.Contains(addr) || object.Spec != t.object(t.row, addr).Spec || object.DeletionTimestamp != nil {
+		return false, nil
+	}
+	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
+		return false, err
+	}
+	if t.isReturning(object.Name) {
+		if err := t.objects.Delete(ctx, object.Name, object.UID); err != nil {
+			return false, fmt.Errorf("take address %s anew: %w", addr, err)
+		}
+		return t.take(ctx, subnet, addr)
+	}
+	t.addrs, t.subnets = t.and(subnet, addr)
+	return true, nil
 }
 
 // take asks for one address, after the journal knows of it. It is false for one that is taken.
@@ -287,22 +338,6 @@ func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr)
 	}
 	if err != nil {
 		return false, fmt.Errorf("take address %s: %w", addr, err)
-	}
-	t.addrs, t.subnets = t.and(subnet, addr)
-	return true, nil
-}
-
-// adopt takes an address whose object is the device's already. The comparison says that it returns an object before it looks into the
-// journal for the last time, so that it is asked here only after the journal knows.
-func (t *taking) adopt(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
-	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
-		return false, err
-	}
-	if t.isReturning(object.Name) {
-		if err := t.objects.Delete(ctx, object.Name, object.UID); err != nil {
-			return false, fmt.Errorf("take address %s anew: %w", addr, err)
-		}
-		return t.take(ctx, subnet, addr)
 	}
 	t.addrs, t.subnets = t.and(subnet, addr)
 	return true, nil

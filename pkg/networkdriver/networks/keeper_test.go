@@ -552,3 +552,101 @@ func TestChoose(t *testing.T) {
 	}
 	require.Equal(t, 1, n)
 }
+
+// asked returns addresses as a claim asks for them.
+func asked(t testing.TB, written ...string) []types.Address {
+	t.Helper()
+	parsed := make([]types.Address, len(written))
+	for i, s := range written {
+		require.NoError(t, parsed[i].UnmarshalText([]byte(s)))
+	}
+	return parsed
+}
+
+// TestChooseCertain leaves nothing to choose from but the addresses that are asked for, of which the network has to give each.
+func TestChooseCertain(t *testing.T) {
+	network := &types.Network{VLAN: 5, Offer: &types.Offer{Subnets: []types.Subnet{
+		subnet(t, "192.0.2.0/24", "192.0.2.1"), subnet(t, "2001:db8::/64", ""),
+		subnet(t, "198.51.100.0/24", "198.51.100.1", v2alpha1.AddressRange{From: "198.51.100.10", To: "198.51.100.20"}),
+	}, Routes: []types.Route{{To: netip.MustParsePrefix("10.0.0.0/8")}}}}
+	same, err := Choose(network, nil)
+	require.NoError(t, err)
+	require.Same(t, network, same)
+
+	chosen, err := Choose(network, asked(t, "198.51.100.12"))
+	require.NoError(t, err)
+	require.Len(t, network.Offer.Subnets, 3, "it is another one's too")
+	row := rowFor("a")
+	row.Config.Joined = chosen
+	n := newNode(newObjects(), "node1")
+	taken, err := n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	require.Len(t, taken.Config.Joined.Addresses, 2, "the other family is chosen")
+	require.Equal(t, netip.MustParsePrefix("198.51.100.12/24"), taken.Config.Joined.Addresses[0])
+	require.Equal(t, []types.Route{{To: netip.MustParsePrefix("10.0.0.0/8"), Via: netip.MustParseAddr("198.51.100.1")}}, taken.Config.Joined.Routes)
+
+	chosen, err = Choose(network, asked(t, "2001:db8::7", "192.0.2.200"))
+	require.NoError(t, err)
+	row.Config.Joined = chosen
+	n = newNode(newObjects(), "node1")
+	taken, err = n.Take(t.Context(), row, n.note)
+	require.NoError(t, err)
+	require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.0.2.200/24"), netip.MustParsePrefix("2001:db8::7/64")}, taken.Config.Joined.Addresses)
+
+	const notGiven = "is an address of %s that the network gives to no device: it is outside of ranges, in exclude, a router's or the subnet's own"
+	for addr, want := range map[string]string{
+		"203.0.113.1":   "is in none of the network's subnets for this node: allowed are addresses of 192.0.2.0/24, 198.51.100.0/24",
+		"192.0.2.1":     fmt.Sprintf(notGiven, "192.0.2.0/24"),
+		"192.0.2.0":     fmt.Sprintf(notGiven, "192.0.2.0/24"),
+		"192.0.2.255":   fmt.Sprintf(notGiven, "192.0.2.0/24"),
+		"198.51.100.21": fmt.Sprintf(notGiven, "198.51.100.0/24"),
+		"2001:db8::":    fmt.Sprintf(notGiven, "2001:db8::/64"),
+	} {
+		_, err := Choose(network, asked(t, addr))
+		require.EqualError(t, err, "addresses[0]: "+addr+" "+want)
+	}
+	_, err = Choose(&types.Network{}, asked(t, "192.0.2.1"))
+	require.EqualError(t, err, "addresses: the network has no subnets, and gives devices no addresses; leave the parameter out")
+	_, err = Choose(&types.Network{Offer: &types.Offer{Subnets: network.Offer.Subnets[:1]}}, asked(t, "2001:db8::7"))
+	require.EqualError(t, err, "addresses[0]: 2001:db8::7 is of a family that the network has no subnet of for this node")
+}
+
+// TestTakeCertain waits for an address that another claim has, says whose it is, and takes it when it is free. A claim that tries
+// again has it already.
+func TestTakeCertain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n, other := newNode(objects, "node1"), newNode(objects, "node2")
+		network, err := Choose(rowFor("x", subnet(t, "192.0.2.0/24", "")).Config.Joined, asked(t, "192.0.2.10"))
+		require.NoError(t, err)
+		certain := func(claim string) *tables.DRAAllocation {
+			row := rowFor(claim)
+			row.Config.Joined = network
+			return row
+		}
+		first, err := other.Take(t.Context(), certain("first"), other.note)
+		require.NoError(t, err)
+		again, err := other.Take(t.Context(), certain("first"), other.note)
+		require.NoError(t, err)
+		require.Equal(t, first, again)
+		require.Len(t, objects.names(), 1)
+
+		began := time.Now()
+		_, err = n.Take(t.Context(), certain("second"), n.note)
+		require.EqualError(t, err, "network storage: address 192.0.2.10 is taken: claim default/first has it, for pod pod-first on node node2")
+		require.Greater(t, time.Since(began), fullPatience-lastWait-time.Second)
+		_, err = n.Take(AtOnce(t.Context()), certain("second"), n.note)
+		require.ErrorContains(t, err, "claim default/first has it")
+
+		go func() {
+			time.Sleep(10 * time.Second)
+			other.Return(t.Context(), first)
+		}()
+		second, err := n.Take(t.Context(), certain("second"), n.note)
+		require.NoError(t, err)
+		require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, second.Config.Joined.Addresses)
+		for _, call := range objects.calls {
+			require.NotContains(t, call, "list", "there is nothing to choose from")
+		}
+	})
+}

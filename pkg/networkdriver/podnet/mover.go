@@ -179,7 +179,7 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 		return att, nil
 	}
 	before.index = link.Attrs().Index
-	if undoErr := m.undo(host, pod, before, config.Joined); undoErr != nil {
+	if undoErr := m.undo(host, pod, before, config.InPod()); undoErr != nil {
 		return nil, fmt.Errorf("%w; giving it back failed too: %w", err, undoErr)
 	}
 	return nil, err
@@ -198,10 +198,11 @@ func (m *Mover) arrive(host, pod *nic.Place, link netlink.Link, name string, con
 	if err != nil {
 		return nil, err
 	}
-	if config.Joined == nil {
+	n := config.InPod()
+	if n == nil {
 		return attachment(pod.NS.Path, link, nil), nil
 	}
-	if err := m.bringUp(pod, link, config.Joined, false); err != nil {
+	if err := m.bringUp(pod, link, n, false); err != nil {
 		return nil, err
 	}
 	return m.described(pod, link)
@@ -242,7 +243,7 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, con
 			"interface", attrs.Name, "error", err)
 	}
 	into := rtlink.Change{To: pod.NS, MTU: config.MTU(), Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
-	if config.Joined != nil {
+	if config.InPod() != nil {
 		into.Flags = 0
 	}
 	crashpoint.Here(crashpoint.AttachBefore)
@@ -326,8 +327,8 @@ func (m *Mover) settle(pod *nic.Place, dev types.Device, config types.DeviceConf
 			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.NS.Path, err)
 		}
 	}
-	if config.Joined != nil {
-		if err := m.bringUp(pod, link, config.Joined, true); err != nil {
+	if n := config.InPod(); n != nil {
+		if err := m.bringUp(pod, link, n, true); err != nil {
 			return nil, err
 		}
 	}
@@ -381,7 +382,7 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 // Tidy removes from a network namespace that lives on what a link of the configuration has not taken with it when it left. A path
 // that is empty, or of a namespace that is gone, is no error.
 func (m *Mover) Tidy(netnsPath string, config types.DeviceConfig) error {
-	n := config.Joined
+	n := config.InPod()
 	if netnsPath == "" || n == nil || !n.PolicyRouting {
 		return nil
 	}

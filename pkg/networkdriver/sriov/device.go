@@ -178,6 +178,9 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if !d.hasLink() && cfg.MTU() != 0 {
 		return fmt.Errorf("mtu: %s has no interface that could have one, it is bound to the driver %s", d.IfName(), d.Driver)
 	}
+	if !d.hasLink() && cfg.Joined == nil && cfg.InPod() != nil {
+		return fmt.Errorf("addresses and routes: %s has no interface that could have them, it is bound to the driver %s", d.IfName(), d.Driver)
+	}
 	if cfg.PodIfName == "" {
 		return nil
 	}

@@ -92,6 +92,16 @@ type Subnet struct {
 	Addresses *netipx.IPSet
 	// Gateway is the zero value for none.
 	Gateway netip.Addr
+	// Certain says that the set is the one address that was asked for.
+	Certain bool
+}
+
+// Route returns the route of a network as a device with an address of the subnet gets it; false for none.
+func (s Subnet) Route(r Route) (Route, bool) {
+	if !r.Via.IsValid() && s.Prefix.Addr().Is4() == r.To.Addr().Is4() {
+		r.Via = s.Gateway
+	}
+	return r, r.Via.IsValid() && s.Prefix.Contains(r.Via)
 }
 
 // InterfaceSettings are those that the API has of an interface in a pod. What is nil stays as it is in the pod, but for
@@ -199,9 +209,6 @@ func (c DeviceConfig) checkNetwork() error {
 	}
 	if err := ValidateNetworkName(c.Network); err != nil {
 		return fmt.Errorf("network: %w", err)
-	}
-	if err := c.CheckTogether(); err != nil {
-		return err
 	}
 	if err := c.Joined.check(); err != nil {
 		return fmt.Errorf("joined.%w", err)
