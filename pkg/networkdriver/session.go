@@ -214,7 +214,13 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	resolver := networks.NewResolver(d.networks, d.node.labels)
-	s.keeper = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
+	s.keeper = networks.NewKeeper(networks.Params{
+		Logger: s.log, Objects: d.networks, Node: d.Config.NodeName, Held: s.held,
+		Waits: func(row *tables.DRAAllocation, message string) {
+			pod := attachments.Sandbox{PodUID: row.PodUID, PodNamespace: row.ClaimNamespace, PodName: row.PodName}
+			d.events.Warn(pod, attachments.ReasonWaitsForAddress, message)
+		},
+	})
 	d.outside.Addresses = s.keeper
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,

@@ -75,6 +75,33 @@ spec: {network: storage, address: 192.0.2.10, node: %s, namespace: default, clai
 `, node)
 }
 
+// reserved is one that is reserved, under a name of its own.
+func reserved(t *testing.T, addr, node string) *unstructured.Unstructured {
+	o := address(t, node)
+	o.SetName("storage." + addr)
+	require.NoError(t, unstructured.SetNestedField(o.Object, addr, "spec", "address"))
+	require.NoError(t, unstructured.SetNestedMap(o.Object, map[string]any{"claim": "net", "request": "net", "ordinal": int64(0)}, "spec", "reservation"))
+	return o
+}
+
+// updateAddress has the client change node and state of an address.
+func (c *cluster) updateAddress(t *testing.T, client dynamic.Interface, addr, node string, released bool, dryRun ...string) error {
+	t.Helper()
+	addresses := v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)
+	o, err := c.objects.Resource(addresses).Get(t.Context(), "storage."+addr, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, unstructured.SetNestedField(o.Object, node, "spec", "node"))
+	if released {
+		require.NoError(t, unstructured.SetNestedField(o.Object, v2alpha1.AddressReleased, "spec", "state"))
+		require.NoError(t, unstructured.SetNestedField(o.Object, "2026-01-02T03:04:05Z", "spec", "releasedAt"))
+	} else {
+		require.NoError(t, unstructured.SetNestedField(o.Object, v2alpha1.AddressInUse, "spec", "state"))
+		unstructured.RemoveNestedField(o.Object, "spec", "releasedAt")
+	}
+	_, err = client.Resource(addresses).Update(t.Context(), o, metav1.UpdateOptions{DryRun: dryRun})
+	return err
+}
+
 // claim makes a claim that is allotted on a node, with devices of two drivers.
 func (c *cluster) claim(t *testing.T, name, node string) *unstructured.Unstructured {
 	t.Helper()
@@ -187,6 +214,16 @@ func (c *cluster) testPolicies(t *testing.T) {
 		require.NoError(t, agent.Resource(addresses).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{}))
 		_, err = c.objects.Resource(addresses).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{})
 		require.NoError(t, err)
+		for _, addr := range []string{"192.0.2.20", "192.0.2.21"} {
+			_, err = c.objects.Resource(addresses).Create(t.Context(), reserved(t, addr, "worker2"), metav1.CreateOptions{})
+			require.NoError(t, err)
+		}
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", true))
+		require.ErrorContains(t, c.updateAddress(t, agent, "192.0.2.21", "worker1", false), "an address that is InUse is its device's until it is Released")
+		require.NoError(t, c.updateAddress(t, agent, "192.0.2.20", "worker1", false), "taken over")
+		require.NoError(t, c.updateAddress(t, agent, "192.0.2.20", "worker1", true), "released")
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", false))
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", true))
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
 		require.NoError(t, applyDevices(t, agent, own, "[]"), "and back")
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
@@ -319,6 +356,20 @@ func (c *cluster) testPolicies(t *testing.T) {
 		"delete an address of another node": {
 			func() error {
 				return agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{DryRun: dryRun})
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"release an address of another node": {
+			func() error { return c.updateAddress(t, agent, "192.0.2.21", "worker2", true, dryRun...) },
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"take over an address for another node": {
+			func() error { return c.updateAddress(t, agent, "192.0.2.20", "worker2", false, dryRun...) },
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"delete an address that another node has released": {
+			func() error {
+				return agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Delete(t.Context(), "storage.192.0.2.20", metav1.DeleteOptions{DryRun: dryRun})
 			},
 			"spec.node: the agent of node worker1 may not write an address of node worker2",
 		},

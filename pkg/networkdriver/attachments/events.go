@@ -9,6 +9,8 @@ const (
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonFailedAttach is that of a pod whose devices could not be attached.
 	ReasonFailedAttach = "FailedAttach"
+	// ReasonWaitsForAddress is that of a pod whose device waits for an address of its network.
+	ReasonWaitsForAddress = "WaitsForAddress"
 	// ReasonExpelled is that of a pod that has lost a device, which could not be kept from sending into another network.
 	ReasonExpelled = "DeviceExpelled"
 	// ReasonAstray is that of a pod which should have lost a device for the same reason, and still has it.

@@ -413,7 +413,8 @@ func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*
 		if n.networks[q.Network] == nil {
 			return nil, fmt.Errorf("network %s: there is none", q.Network)
 		}
-		found = append(found, n.networks[q.Network])
+		network := *n.networks[q.Network]
+		found = append(found, &network)
 	}
 	return found, nil
 }

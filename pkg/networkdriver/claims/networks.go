@@ -4,12 +4,14 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"reflect"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
@@ -82,11 +84,20 @@ func (p *Preparer) join(ctx context.Context, claim *resourceapi.ResourceClaim, d
 	}
 	for i, network := range found {
 		w := places[i]
+		if network.Offer != nil && network.Offer.Reserve {
+			network.Reservation = &v2alpha1.AddressReservation{Claim: nameInPod(claim), Request: resourceclaim.BaseRequestRef(w.request), Ordinal: w.ordinal}
+		}
 		if w.config.Joined, err = networks.Choose(network, w.config.Addresses); err != nil {
 			return permanentError{fmt.Errorf("request %q: network %s: parameters: %w", w.request, w.config.Network, err)}
 		}
 	}
 	return nil
+}
+
+// nameInPod is what the claim is for the pod, and for the next pod of the name too: one that is made for each pod from a template has a
+// name of its own each time.
+func nameInPod(claim *resourceapi.ResourceClaim) string {
+	return cmp.Or(claim.Annotations[resourceapi.PodResourceClaimAnnotation], claim.Name)
 }
 
 // splitChanged returns the rows of devices that were to be prepared for something else than they are now, as networks change:

@@ -112,6 +112,38 @@ func TestPrepareCertainAddresses(t *testing.T) {
 	require.True(t, f.row("a").Config.Joined.Offer.Subnets[0].Certain, "nothing else is to be chosen")
 }
 
+// TestPrepareReserves tells the devices of a pod apart by what is the same for the next pod of the name, whatever its claim is called
+// and which alternative and devices it is allotted.
+func TestPrepareReserves(t *testing.T) {
+	made := func(c *resourceapi.ResourceClaim) {
+		c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "nics"}
+	}
+	for name, tt := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		of    string
+	}{
+		"made from a template": {newClaim("db-0-nics-x7k2p", made, with("net", "b"), with("net", "a"), with("other/vf", "c"), fromClaim(`{"network":"storage"}`)), "nics"},
+		"named":                {newClaim("c", with("net", "b"), with("net", "a"), with("other/dummy", "c"), fromClaim(`{"network":"storage"}`)), "c"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, "a", "b", "c")
+			f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{Reserve: true}}
+			_, err := f.Prepare(t.Context(), tt.claim)
+			require.NoError(t, err)
+			for device, want := range map[string]v2alpha1.AddressReservation{
+				"b": {Claim: tt.of, Request: "net"}, "a": {Claim: tt.of, Request: "net", Ordinal: 1}, "c": {Claim: tt.of, Request: "other"},
+			} {
+				require.Equal(t, &want, f.row(device).Config.Joined.Reservation)
+			}
+		})
+	}
+	f := newFixture(t, "a")
+	f.networks.networks["storage"] = &types.Network{Offer: &types.Offer{}}
+	_, err := f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClaim(`{"network":"storage"}`)))
+	require.NoError(t, err)
+	require.Nil(t, f.row("a").Config.Joined.Reservation, "of a network that keeps nothing")
+}
+
 // TestNetworkChangesBetweenTries frees what a failed try has left by what that was for.
 func TestNetworkChangesBetweenTries(t *testing.T) {
 	f := newFixture(t, "a")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
@@ -111,6 +112,7 @@ func (p *Preparer) prepareHeld(ctx context.Context, claim *resourceapi.ResourceC
 // wanted is one device that a claim is to have.
 type wanted struct {
 	request string
+	ordinal int32  // of the device among those of the request, without subrequest
 	pool    string // as configured
 	name    string
 	config  types.DeviceConfig
@@ -174,6 +176,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		return nil, permanentError{fmt.Errorf("the claim has no device of driver %s", p.DriverName)}
 	}
 	var devices []*wanted
+	ordinals := map[string]int32{}
 	for _, result := range results {
 		pool, ours := pools.Configured(p.NodeName, result.Pool)
 		switch {
@@ -187,7 +190,9 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		case result.ShareID != nil:
 			return nil, permanentError{fmt.Errorf("request %q: device %s was allocated as a share, but cannot be shared", result.Request, result.Device)}
 		}
-		devices = append(devices, &wanted{request: result.Request, pool: pool, name: result.Device})
+		request := resourceclaim.BaseRequestRef(result.Request)
+		devices = append(devices, &wanted{request: result.Request, ordinal: ordinals[request], pool: pool, name: result.Device})
+		ordinals[request]++
 	}
 	configs, err := ResolveConfigs(claim, p.DriverName)
 	if err != nil {

@@ -427,7 +427,7 @@ func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation) 
 		return fmt.Errorf("the record's network cannot be compared: %w", err)
 	}
 	now, recorded := *found[0], *row.Config.Joined
-	now.Offer, recorded.Addresses, recorded.Routes = nil, nil, nil
+	now.Offer, recorded.Addresses, recorded.Routes, recorded.Reservation = nil, nil, nil, nil
 	if !reflect.DeepEqual(now, recorded) {
 		return fmt.Errorf("the record has network %s other than it is", row.Config.Network)
 	}

@@ -49,8 +49,13 @@ type Objects interface {
 	Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error)
 	// InBlock returns a network's addresses in the block.
 	InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
-	// OfNode returns the addresses of the node.
+	// Reserved returns a network's addresses with the reservation, as their label has it.
+	Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
+	// OfNode returns the addresses of the node, those that it has released too.
 	OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
+	// Update changes the object if it is still that of the UID and the resource version; if not, that is an error that
+	// [apierrors.IsConflict] or [apierrors.IsNotFound] knows.
+	Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
 	// Delete removes the object if it is still that of the UID. One that is gone is no error.
 	Delete(ctx context.Context, name string, uid kubetypes.UID) error
 }
@@ -63,10 +68,11 @@ type Keeper struct {
 	node    string
 	// held returns the devices of the node that are not free, as the journal and the allocation table have them. One of which the
 	// journal has nothing that can be read is without a claim, and one that is being set up or given back is releasing.
-	held func() []*tables.DRAAllocation
+	held  func() []*tables.DRAAllocation
+	waits func(row *tables.DRAAllocation, message string)
 
 	mu sync.Mutex // guards the fields below
-	// returning are objects that are to be deleted, or being deleted, by their names: whoever is to have such an address again makes
+	// returning are objects that are to be given back, or being given back, by their names: whoever is to have such an address again makes
 	// another object for it.
 	returning map[string]kubetypes.UID
 	// left are the devices that were left to the pods of claims.
@@ -81,9 +87,22 @@ type claimDevice struct {
 	device string
 }
 
+// Params are what a [Keeper] works with.
+type Params struct {
+	Logger  *slog.Logger
+	Objects Objects
+	// Node is the node's name.
+	Node string
+	// Held returns the devices of the node that are not free, as the journal has them. One of which the journal has nothing that can
+	// be read is without a claim, and one that is being set up or given back is releasing.
+	Held func() []*tables.DRAAllocation
+	// Waits tells the row's pod what its device waits for.
+	Waits func(row *tables.DRAAllocation, message string)
+}
+
 // NewKeeper returns the keeper of a node's addresses.
-func NewKeeper(log *slog.Logger, objects Objects, node string, held func() []*tables.DRAAllocation) *Keeper {
-	return &Keeper{log: log, objects: objects, node: node, held: held, returning: map[string]kubetypes.UID{},
+func NewKeeper(p Params) *Keeper {
+	return &Keeper{log: p.Logger, objects: p.Objects, node: p.Node, held: p.Held, waits: p.Waits, returning: map[string]kubetypes.UID{},
 		left: map[claimDevice]bool{}, more: make(chan struct{})}
 }
 
@@ -155,13 +174,14 @@ func (e *takenError) Is(err error) bool { return err == errFull }
 // atOnce is the key of a context's value, see [AtOnce].
 type atOnce struct{}
 
-// AtOnce returns a context with which [Keeper.Take] does not wait for a network that is full: others wait for the caller, who
+// AtOnce returns a context with which [Keeper.Take] does not wait for an address: others wait for the caller, who
 // comes again.
 func AtOnce(ctx context.Context) context.Context { return context.WithValue(ctx, atOnce{}, true) }
 
 // Take returns the row with an address of each family that its network offers. note makes a choice durable on the node
-// before the API server is asked for it, so that whatever becomes of this call is known. A network that is full is waited for
-// for a while. When it fails nothing is taken.
+// before the API server is asked for it, so that whatever becomes of this call is known. A network that keeps addresses for pods
+// gives the pod its own. A network that is full is waited for for a while, and so is an address that the former pod has. When it fails
+// nothing is taken.
 func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	network := row.Config.Joined
 	if network == nil || network.Offer == nil {
@@ -173,7 +193,11 @@ func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(
 		if err == nil {
 			return taken, nil
 		}
-		if !errors.Is(err, errFull) || ctx.Value(atOnce{}) != nil || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
+		waits := errors.Is(err, errFull) || errors.Is(err, errHeld)
+		if waits && delay == firstWait {
+			k.waits(row, fmt.Sprintf("network %s: %v", row.Config.Network, err))
+		}
+		if !waits || ctx.Value(atOnce{}) != nil || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
 			t.giveBack(context.WithoutCancel(ctx))
 			k.later() // the API server may have taken what it did not answer to
 			return nil, fmt.Errorf("network %s: %w", row.Config.Network, err)
@@ -192,8 +216,17 @@ type taking struct {
 }
 
 func (t *taking) takeAll(ctx context.Context) (*tables.DRAAllocation, error) {
+	kept, err := t.kept(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, ipv4 := range []bool{true, false} {
 		if slices.ContainsFunc(t.addrs, func(a netip.Prefix) bool { return a.Addr().Is4() == ipv4 }) {
+			continue
+		}
+		if ok, err := t.takeKept(ctx, kept, ipv4); err != nil {
+			return nil, err
+		} else if ok {
 			continue
 		}
 		var full []string
@@ -230,6 +263,10 @@ func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
 		return t.takeCertain(ctx, subnet, subnet.Addresses.Ranges()[0].From())
 	}
 	seed := fmt.Sprintf("%s/%s/%s/%s", t.row.ClaimUID, t.row.Request, t.row.DeviceName, subnet.Prefix)
+	if t.network.Reservation != nil {
+		// Two nodes that have not seen each other choose the same for a pod, and one of them has to wait.
+		seed = fmt.Sprintf("%s/%s", t.network.Reservation.Label(t.row.ClaimNamespace, t.row.PodName), subnet.Prefix)
+	}
 	seen := map[netip.Prefix]bool{}
 	try := func(block netip.Prefix) (bool, error) {
 		if seen[block] {
@@ -305,10 +342,17 @@ func (t *taking) takeCertain(ctx context.Context, subnet types.Subnet, addr neti
 	return &takenError{addr, &present.Spec}
 }
 
-// takeAgain takes an address whose object is there from an earlier try of the same. It is false for an object that is not. The comparison
-// says that it returns an object before it looks into the journal for the last time, so that it is asked here only after the journal knows.
+// takeAgain takes an address whose object is there from an earlier try of the same. It is false for an object that is not,
+// and an error for one that is kept for the pod and not released. The comparison says that it returns an object before it looks into
+// the journal for the last time, so that it is asked here only after the journal knows.
 func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
-	if !subnet.Addresses.Contains(addr) || object.Spec != t.object(t.row, addr).Spec || object.DeletionTimestamp != nil {
+	want := t.object(t.row, addr)
+	switch {
+	case !subnet.Addresses.Contains(addr) || object.DeletionTimestamp != nil:
+		return false, nil
+	case !isOf(object, want) && object.Spec.ReservedAs(&want.Spec):
+		return false, heldError(object)
+	case !isOf(object, want):
 		return false, nil
 	}
 	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
@@ -357,7 +401,7 @@ func (t *taking) giveBack(ctx context.Context) {
 
 // object is the object for an address of a row.
 func (k *Keeper) object(row *tables.DRAAllocation, addr netip.Addr) *v2alpha1.CiliumNetworkDriverAddress {
-	return &v2alpha1.CiliumNetworkDriverAddress{
+	object := &v2alpha1.CiliumNetworkDriverAddress{
 		TypeMeta: metav1.TypeMeta{APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.AddressKind},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:   v2alpha1.AddressName(row.Config.Network, addr),
@@ -365,10 +409,16 @@ func (k *Keeper) object(row *tables.DRAAllocation, addr netip.Addr) *v2alpha1.Ci
 		},
 		Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
 			Network: row.Config.Network, Address: addr.String(), Vlan: int32(row.Config.VLAN()), Pool: row.Pool, Node: k.node, Namespace: row.ClaimNamespace,
+			State: v2alpha1.AddressInUse,
 			Claim: v2alpha1.AddressOwner{Name: row.ClaimName, UID: string(row.ClaimUID)},
 			Pod:   v2alpha1.AddressOwner{Name: row.PodName, UID: string(row.PodUID)}, Request: row.Request, Device: row.DeviceName,
 		},
 	}
+	if row.Config.Joined.Reservation != nil {
+		object.Spec.Reservation = *row.Config.Joined.Reservation
+		object.Labels[v2alpha1.LabelReservation] = object.Spec.Reservation.Label(row.ClaimNamespace, row.PodName)
+	}
+	return object
 }
 
 // Return gives the row's addresses back, whose device is free: now, or, where that fails, later. It is for the owner of the row.
@@ -381,11 +431,11 @@ func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
 	for _, a := range row.Config.Joined.Addresses {
 		want := k.object(row, a.Addr())
 		present, err := k.objects.Get(ctx, want.Name)
-		if apierrors.IsNotFound(err) || err == nil && present.Spec != want.Spec {
+		if apierrors.IsNotFound(err) || err == nil && !isOf(present, want) {
 			continue
 		}
 		if err == nil {
-			err = k.objects.Delete(ctx, want.Name, present.UID)
+			err = k.give(ctx, present)
 			crashpoint.Here(crashpoint.AddressReturned)
 		}
 		if err == nil {
@@ -405,7 +455,7 @@ func (k *Keeper) Holds(ctx context.Context, row *tables.DRAAllocation) error {
 		if err != nil {
 			return fmt.Errorf("look whose address %s is: %w", a.Addr(), err)
 		}
-		if present.Spec != want.Spec {
+		if !isOf(present, want) {
 			return fmt.Errorf("address %s is claim %s/%s's", a.Addr(), present.Spec.Namespace, present.Spec.Claim.Name)
 		}
 	}
@@ -457,7 +507,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// compare deletes the node's objects for addresses that no device of it has, and makes those that somebody has deleted although a
+// compare gives back the node's addresses that no device of it has, and takes those again that somebody has given back although a
 // device has them.
 func (k *Keeper) compare(ctx context.Context) error {
 	objects, err := k.objects.OfNode(ctx, k.node)
@@ -467,7 +517,7 @@ func (k *Keeper) compare(ctx context.Context) error {
 	var errs []error
 	names := map[string]bool{}
 	for i := range objects {
-		names[objects[i].Name] = true
+		names[objects[i].Name] = objects[i].Spec.State != v2alpha1.AddressReleased
 	}
 	for _, row := range k.held() {
 		// One that is being set up has not got its address yet, and one that is being given back may have returned it.
@@ -501,7 +551,15 @@ func (k *Keeper) makeAgain(ctx context.Context, object *v2alpha1.CiliumNetworkDr
 		return fmt.Errorf("take address %s of network %s again: %w", object.Spec.Address, object.Spec.Network, err)
 	}
 	present, err := k.objects.Get(ctx, object.Name)
-	if err == nil && present.Spec != object.Spec {
+	if err == nil && present.Spec.Holder() == object.Spec && present.Spec.State == v2alpha1.AddressReleased {
+		object.UID, object.ResourceVersion = present.UID, present.ResourceVersion
+		if err := k.objects.Update(ctx, object); err != nil {
+			return fmt.Errorf("take address %s of network %s again: %w", object.Spec.Address, object.Spec.Network, err)
+		}
+		log.Warn("Address of a device was given back by somebody else, and is taken again")
+		return nil
+	}
+	if err == nil && !isOf(present, object) {
 		log.Error("Address of a device was given back by somebody else, and another device has it too; delete one of the pods",
 			"otherNode", present.Spec.Node, "otherPod", present.Spec.Namespace+"/"+present.Spec.Pod.Name)
 	}
@@ -513,7 +571,7 @@ func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetwor
 	if err != nil {
 		return err
 	}
-	if k.mayBeUsed(object, addr) {
+	if object.Spec.State == v2alpha1.AddressReleased || k.mayBeUsed(object, addr) {
 		return nil
 	}
 	k.setReturning(object.Name, object.UID)
@@ -522,7 +580,7 @@ func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetwor
 	if k.mayBeUsed(object, addr) {
 		return nil
 	}
-	if err := k.objects.Delete(ctx, object.Name, object.UID); err != nil {
+	if err := k.give(ctx, object); err != nil {
 		return err
 	}
 	k.log.Info("Address that no device has any more is given back", "network", object.Spec.Network, "address", object.Spec.Address,
@@ -530,7 +588,7 @@ func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetwor
 	return nil
 }
 
-// setReturning notes that the object is being deleted; no UID takes that back.
+// setReturning notes that the object is being given back; no UID takes that back.
 func (k *Keeper) setReturning(name string, uid kubetypes.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

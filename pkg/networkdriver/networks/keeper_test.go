@@ -36,14 +36,16 @@ type fakeObjects struct {
 	objects map[string]v2alpha1.CiliumNetworkDriverAddress
 	// blocks are the names of objects that are or were there, by the labels that they are listed by.
 	blocks map[string]map[string]bool
-	uids   int
-	calls  []string
+	// reserved are the same by their reservations.
+	reserved map[string]map[string]bool
+	uids     int
+	calls    []string
 	// answer, if it is not nil, may fail a call, before or after it had its effect.
 	answer func(call string, done bool) error
 }
 
 func newObjects() *fakeObjects {
-	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}, blocks: map[string]map[string]bool{}}
+	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}, blocks: map[string]map[string]bool{}, reserved: map[string]map[string]bool{}}
 }
 
 func (o *fakeObjects) call(call string, do func() error) error {
@@ -69,13 +71,20 @@ func (o *fakeObjects) Create(_ context.Context, a *v2alpha1.CiliumNetworkDriverA
 		}
 		o.uids++
 		made := *a
-		made.UID = kubetypes.UID(fmt.Sprint("uid", o.uids))
+		made.UID, made.ResourceVersion = kubetypes.UID(fmt.Sprint("uid", o.uids)), "1"
 		o.objects[a.Name] = made
 		key := a.Labels[v2alpha1.LabelNetwork] + "/" + a.Labels[v2alpha1.LabelBlock]
 		if o.blocks[key] == nil {
 			o.blocks[key] = map[string]bool{}
 		}
 		o.blocks[key][a.Name] = true
+		if label, ok := a.Labels[v2alpha1.LabelReservation]; ok {
+			key := a.Spec.Network + "/" + label
+			if o.reserved[key] == nil {
+				o.reserved[key] = map[string]bool{}
+			}
+			o.reserved[key][a.Name] = true
+		}
 		return nil
 	})
 }
@@ -98,6 +107,41 @@ func (o *fakeObjects) InBlock(_ context.Context, network, block string) (found [
 				found = append(found, a)
 			}
 		}
+		return nil
+	})
+}
+
+func (o *fakeObjects) Reserved(_ context.Context, network, reservation string) (found []v2alpha1.CiliumNetworkDriverAddress, err error) {
+	return found, o.call("reserved "+network, func() error {
+		for _, name := range slices.Sorted(maps.Keys(o.reserved[network+"/"+reservation])) {
+			if a, ok := o.objects[name]; ok {
+				found = append(found, a)
+			}
+		}
+		return nil
+	})
+}
+
+// Update lets go what the definition does.
+func (o *fakeObjects) Update(_ context.Context, a *v2alpha1.CiliumNetworkDriverAddress) error {
+	return o.call("update "+a.Name, func() error {
+		present, ok := o.objects[a.Name]
+		resource := v2alpha1.Resource(v2alpha1.AddressResource)
+		switch {
+		case !ok:
+			return apierrors.NewNotFound(resource, a.Name)
+		case present.UID != a.UID || present.ResourceVersion != a.ResourceVersion:
+			return apierrors.NewConflict(resource, a.Name, errors.New("it is another one by now"))
+		case !a.Spec.ReservedAs(&present.Spec) || a.Spec.Address != present.Spec.Address:
+			return apierrors.NewBadRequest("an address stays reserved for whom it is reserved")
+		case present.Spec.State == v2alpha1.AddressInUse && a.Spec.Holder() != present.Spec.Holder():
+			return apierrors.NewBadRequest("an address that is InUse is its device's until it is Released")
+		case present.Spec.State == v2alpha1.AddressReleased && a.Spec.State == v2alpha1.AddressReleased:
+			return apierrors.NewBadRequest("an address that is Released changes only as it is taken over, InUse")
+		}
+		changed := *a
+		changed.ResourceVersion = present.ResourceVersion + "1"
+		o.objects[a.Name] = changed
 		return nil
 	})
 }
@@ -135,16 +179,26 @@ func (o *fakeObjects) names() []string {
 // node is one node's keeper with its journal.
 type node struct {
 	*Keeper
-	mu      sync.Mutex // guards journal
+	mu      sync.Mutex // guards the fields below
 	journal map[string]*tables.DRAAllocation
+	// told are the messages for pods.
+	told []string
 }
 
 func newNode(objects Objects, name string) *node {
 	n := &node{journal: map[string]*tables.DRAAllocation{}}
-	n.Keeper = NewKeeper(slog.New(slog.DiscardHandler), objects, name, func() []*tables.DRAAllocation {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return slices.Collect(maps.Values(n.journal))
+	n.Keeper = NewKeeper(Params{
+		Logger: slog.New(slog.DiscardHandler), Objects: objects, Node: name,
+		Held: func() []*tables.DRAAllocation {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return slices.Collect(maps.Values(n.journal))
+		},
+		Waits: func(row *tables.DRAAllocation, message string) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.told = append(n.told, row.Pod()+": "+message)
+		},
 	})
 	return n
 }
@@ -301,19 +355,26 @@ func TestTakeOfMany(t *testing.T) {
 	}
 	for _, share := range []float64{0.5, 0.9, 0.99} {
 		fill(share)
-		var calls []int
-		for i := range tries {
-			objects.calls = nil
-			row, err := n.Take(t.Context(), rowFor(fmt.Sprint(share, "claim", i), s), func(*tables.DRAAllocation) error { return nil })
-			require.NoError(t, err)
-			calls = append(calls, len(objects.calls))
-			n.Return(t.Context(), row)
-		}
-		slices.Sort(calls)
-		p99 := calls[tries*99/100]
-		t.Logf("%.0f %% full: %d requests at the median, %d for 99 of 100, %d at most", 100*share, calls[tries/2], p99, calls[tries-1])
-		if share <= 0.9 {
-			require.LessOrEqual(t, p99, 3)
+		// For a network that keeps addresses it is a list more, of those that are kept for the pod.
+		for kind, most := range map[string]int{"claim": 3, "pod": 4} {
+			var calls []int
+			for i := range tries {
+				objects.calls = nil
+				row := rowFor(fmt.Sprint(share, kind, i), s)
+				if kind == "pod" {
+					row = podRow(fmt.Sprint(share, kind, i), "claim", s)
+				}
+				row, err := n.Take(t.Context(), row, func(*tables.DRAAllocation) error { return nil })
+				require.NoError(t, err)
+				calls = append(calls, len(objects.calls))
+				delete(objects.objects, v2alpha1.AddressName("storage", row.Config.Joined.Addresses[0].Addr()))
+			}
+			slices.Sort(calls)
+			p99 := calls[tries*99/100]
+			t.Logf("%.0f %% full, for a %s: %d requests at the median, %d for 99 of 100, %d at most", 100*share, kind, calls[tries/2], p99, calls[tries-1])
+			if share <= 0.9 {
+				require.LessOrEqual(t, p99, most)
+			}
 		}
 	}
 }

@@ -166,7 +166,7 @@ func lacking(spec *v2alpha1.CiliumNetworkDriverNetworkSpec, offer *types.Offer) 
 
 // offer returns what of the network's subnets is for the node.
 func (r *Resolver) offer(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Offer, error) {
-	offer := &types.Offer{}
+	offer := &types.Offer{Reserve: spec.KeepFor() > 0}
 	node := r.node()
 	for i, s := range spec.Subnets {
 		if s.NodeSelector != nil && !labelsMatch(s.NodeSelector.MatchLabels, node) {

@@ -152,6 +152,21 @@ func TestResolveRefuses(t *testing.T) {
 	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetworks: away")
 }
 
+// TestResolveReuse offers addresses to be kept where the network says so.
+func TestResolveReuse(t *testing.T) {
+	reader := newReader()
+	for mode, want := range map[string]bool{"": false, v2alpha1.AddressReuseNone: false, v2alpha1.AddressReusePodName: true} {
+		spec := &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/24"}}}
+		if mode != "" {
+			spec.AddressReuse = &v2alpha1.NetworkAddressReuse{Mode: mode}
+		}
+		reader.networks["db"] = spec
+		found, err := newResolver(reader).Resolve(t.Context(), []Query{{"db", "team-a", "fast"}})
+		require.NoError(t, err)
+		require.Equal(t, want, found[0].Offer.Reserve, mode)
+	}
+}
+
 // TestResolveConflict refuses the younger of two networks on one wire, also where no operator has said so.
 func TestResolveConflict(t *testing.T) {
 	reader := newReader()

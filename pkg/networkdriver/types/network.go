@@ -45,6 +45,9 @@ type Network struct {
 	Routes []Route `json:"routes,omitempty"`
 	// PolicyRouting says that what is sent from the addresses goes by a table of the device's own, which has the routes.
 	PolicyRouting bool `json:"policyRouting,omitempty"`
+	// Reservation says which device of its pod this is, for a network that keeps the addresses for the next pod of the name; nil for
+	// one that does not.
+	Reservation *v2alpha1.AddressReservation `json:"reservation,omitempty"`
 	// Offer is what the addresses are chosen from; nil when they are chosen, or there are none. It is not stored.
 	Offer *Offer `json:"-"`
 }
@@ -84,6 +87,8 @@ type Offer struct {
 	Routes []Route
 	// Derive says which routes to derive from IPv4 addresses; nil for none.
 	Derive *policyroute.Config
+	// Reserve says that the addresses are kept for the next pod of the name.
+	Reserve bool
 }
 
 // Subnet is a subnet with what of it is given out.
