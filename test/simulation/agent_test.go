@@ -108,6 +108,7 @@ func (s *sim) startAgent() {
 	a.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
+		Pools: &world{agent: a},
 	})
 	a.inventory.Expect(types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy)
 	go a.session()

@@ -20,6 +20,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -356,13 +357,13 @@ func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
 	}
 }
 
-// Holds says why the row's addresses are not its device's.
+// Holds says why the row's addresses are not its device's, or is an error that [client.IsUnanswered] knows.
 func (k *Keeper) Holds(ctx context.Context, row *tables.DRAAllocation) error {
 	for _, a := range row.Config.Joined.Addresses {
 		want := k.object(row, a.Addr())
 		present, err := k.objects.Get(ctx, want.Name)
 		if err != nil {
-			return fmt.Errorf("look whose address %s is: %w", a.Addr(), err)
+			return fmt.Errorf("look whose address %s is: %w", a.Addr(), client.Unanswered(err))
 		}
 		if present.Spec != want.Spec {
 			return fmt.Errorf("address %s is claim %s/%s's", a.Addr(), present.Spec.Namespace, present.Spec.Claim.Name)
