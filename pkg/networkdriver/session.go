@@ -205,6 +205,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	resolver := networks.NewResolver(d.networks, d.node.labels)
 	s.keeper = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
+	s.keeper.Metrics = d.networkMetrics
 	d.outside.Addresses = s.keeper
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,

@@ -58,6 +58,9 @@ type Objects interface {
 // Keeper takes addresses for the node's devices, and gives them back: nobody else does while the node exists. The API server
 // decides who gets an address, by taking one object of a name.
 type Keeper struct {
+	// Metrics may be nil.
+	Metrics *Metrics
+
 	log     *slog.Logger
 	objects Objects
 	node    string
@@ -148,11 +151,12 @@ func AtOnce(ctx context.Context) context.Context { return context.WithValue(ctx,
 // Take returns the row with an address of each family that its network offers. note makes a choice durable on the node
 // before the API server is asked for it, so that whatever becomes of this call is known. A network that is full is waited for
 // for a while. When it fails nothing is taken.
-func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (taken *tables.DRAAllocation, err error) {
 	network := row.Config.Joined
 	if network == nil || network.Offer == nil {
 		return row, nil
 	}
+	defer func(start time.Time) { k.Metrics.done(start, err) }(time.Now())
 	t := &taking{Keeper: k, row: row, note: note, network: network}
 	for delay, start := firstWait, time.Now(); ; delay = min(2*delay, lastWait) {
 		taken, err := t.takeAll(ctx)
