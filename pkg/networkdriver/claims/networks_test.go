@@ -130,6 +130,7 @@ func TestRestoreAsks(t *testing.T) {
 		log     string
 	}{
 		"anything":       {v2alpha1.ClaimsAny, []claimOption{fromClaim(parameters)}, false, ""},
+		"no such pool":   {"", []claimOption{fromClaim(parameters)}, false, ""},
 		"not by a claim": {v2alpha1.ClaimsNetworkOnly, []claimOption{fromClaim(parameters)}, false, "vlan: claims may not choose the VLAN"},
 		"no such class":  {v2alpha1.ClaimsNone, []claimOption{fromClass(`{"vlan":5,"podIfName":"net1" }`)}, false, "does not have it"},
 		"by its class":   {v2alpha1.ClaimsNone, []claimOption{fromClass(parameters)}, true, ""},

@@ -413,10 +413,13 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 		case err == nil:
 			row.Request = result.Request
 			asked := insist(ctx, func() (again bool) {
-				if err = configErr; err == nil {
+				switch rule, limited := r.Pools.ClaimParameters(pool); {
+				case !limited || rule == v2alpha1.ClaimsAny:
+					err = nil // also for parameters of a newer version, or without a node config: there is nothing that claims may not ask for
+				case configErr != nil:
+					err = configErr
+				default:
 					err = newPermission(r.Pools, r.Classes, r.DriverName).check(ctx, pool, configs[i])
-				} else if rule, _ := r.Pools.ClaimParameters(pool); rule == v2alpha1.ClaimsAny {
-					err = nil // of a newer version, and nothing that claims may not ask for
 				}
 				if err == nil && row.Config.Joined != nil {
 					err = r.proveNetwork(ctx, row, pool)
