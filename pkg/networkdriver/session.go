@@ -202,7 +202,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	}
 	s.markCompared = sync.OnceFunc(func() { close(s.compared) })
 	d.journal.DriverName = spec.DriverName
-	prompt := claims.NewClaimClient(d.Prompt.ResourceV1())
+	prompt, classes := claims.NewClaimClient(d.Prompt.ResourceV1()), claims.NewClasses(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
 		Logger: s.log, DB: d.DB, Allocations: d.Allocations,
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
@@ -221,11 +221,12 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			d.events.Warn(pod, attachments.ReasonWaitsForAddress, message)
 		},
 	})
+	s.keeper.Metrics = d.networkMetrics
 	d.outside.Addresses = s.keeper
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
-		Networks: resolver, Pools: &s.pools,
+		Networks: resolver, Pools: &s.pools, Classes: classes,
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
@@ -256,7 +257,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Addresses: s.keeper,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Pools: &s.pools, Classes: classes,
+		Addresses: s.keeper,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
 			for i, row := range rows {

@@ -6,6 +6,7 @@ package simulation
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -94,6 +95,12 @@ func (o objects) InBlock(ctx context.Context, network, block string) ([]v2alpha1
 	})
 }
 
+func (o objects) Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	return o.list(ctx, "reserved "+reservation, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
+		return a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelReservation] == reservation
+	})
+}
+
 func (o objects) OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
 	return o.list(ctx, "of "+node, func(a *v2alpha1.CiliumNetworkDriverAddress) bool { return a.Spec.Node == node })
 }
@@ -110,6 +117,22 @@ func (o objects) list(ctx context.Context, which string, wanted func(*v2alpha1.C
 		return nil
 	})
 	return found, err
+}
+
+func (o objects) Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
+	return o.request(ctx, "update address "+address.Name, func() error {
+		present := o.sim.api.addresses[address.Name]
+		switch {
+		case present == nil:
+			return apierrors.NewNotFound(v2alpha1.Resource(v2alpha1.AddressResource), address.Name)
+		case present.UID != address.UID || present.ResourceVersion != address.ResourceVersion:
+			return apierrors.NewConflict(v2alpha1.Resource(v2alpha1.AddressResource), address.Name, errors.New("it was changed"))
+		}
+		changed := address.DeepCopy()
+		changed.ResourceVersion = o.sim.name("version")
+		o.sim.api.addresses[address.Name] = changed
+		return nil
+	})
 }
 
 func (o objects) Delete(ctx context.Context, name string, uid kubetypes.UID) error {

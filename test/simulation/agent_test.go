@@ -81,7 +81,10 @@ func (s *sim) startAgent() {
 	log := slog.New(&logHandler{sim: s, process: a.process})
 	a.client = client{sim: s, process: a.process, node: nodeName}
 	resolver := networks.NewResolver(objects{a.client}, func() labels.Set { return nil })
-	a.keeper = networks.NewKeeper(log, objects{a.client}, nodeName, a.held)
+	a.keeper = networks.NewKeeper(networks.Params{
+		Logger: log, Objects: objects{a.client}, Node: nodeName, Held: a.held,
+		Waits: func(*tables.DRAAllocation, string) {},
+	})
 
 	var err error
 	a.devices = must(tables.NewDeviceTable(a.db))
@@ -114,6 +117,7 @@ func (s *sim) startAgent() {
 		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
 		Networks: networks.NewResolver(objects{patient}, func() labels.Set { return nil }), Addresses: a.keeper,
+		Pools: &world{agent: a},
 	})
 	a.inventory.Expect(types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy)
 	go a.session()

@@ -68,12 +68,15 @@ func (n *otherNode) start() {
 	s := n.sim
 	p := newProcess(n.name)
 	n.agent, p.kill = p, n.kill
-	keeper := networks.NewKeeper(slog.New(&logHandler{sim: s, process: p}), objects{client{sim: s, process: p, node: n.name}}, n.name,
-		func() []*tables.DRAAllocation {
+	keeper := networks.NewKeeper(networks.Params{
+		Logger: slog.New(&logHandler{sim: s, process: p}), Objects: objects{client{sim: s, process: p, node: n.name}}, Node: n.name,
+		Held: func() []*tables.DRAAllocation {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			return sortedRows(n.journal)
-		})
+		},
+		Waits: func(*tables.DRAAllocation, string) {},
+	})
 	if !s.mutant.keepAll {
 		go func() { _ = keeper.Run(withActor(p.ctx, "addresses")) }()
 	}

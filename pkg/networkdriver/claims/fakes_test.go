@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -371,6 +372,37 @@ type fakeNetworks struct {
 	networks map[string]*types.Network
 	queries  []networks.Query
 	left     []string
+	// classes are parameters of device classes, as fromClass has them in claims, read counts the reads of them, and away is what the next
+	// questions are answered with.
+	classes map[string][]string
+	read    int
+	away    []error
+}
+
+func (n *fakeNetworks) GetClass(_ context.Context, name string) (*resourceapi.DeviceClass, error) {
+	n.read++
+	if err := n.answer(); err != nil {
+		return nil, err
+	}
+	parameters, ok := n.classes[name]
+	if !ok {
+		return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
+	}
+	class := &resourceapi.DeviceClass{}
+	for _, raw := range parameters {
+		class.Spec.Config = append(class.Spec.Config, resourceapi.DeviceClassConfiguration{DeviceConfiguration: opaque(testDriver, raw)})
+	}
+	return class, nil
+}
+
+// answer returns the error to answer with, which is then over.
+func (n *fakeNetworks) answer() error {
+	if len(n.away) == 0 {
+		return nil
+	}
+	err := n.away[0]
+	n.away = n.away[1:]
+	return err
 }
 
 func (n *fakeNetworks) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string {
@@ -408,6 +440,9 @@ func (n *fakeNetworks) Leave(claim kubetypes.UID, device string) {
 
 func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*types.Network, error) {
 	n.queries = append(n.queries, queries...)
+	if err := n.answer(); err != nil {
+		return nil, err
+	}
 	var found []*types.Network
 	for _, q := range queries {
 		if n.networks[q.Network] == nil {
@@ -428,7 +463,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
 	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{},
-		networks: &fakeNetworks{pools: map[string]string{}, rules: map[string]string{}, networks: map[string]*types.Network{}}}
+		networks: &fakeNetworks{pools: map[string]string{}, rules: map[string]string{}, networks: map[string]*types.Network{}, classes: map[string][]string{}}}
 	log := slog.New(slog.DiscardHandler)
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)
@@ -436,7 +471,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
-		Sandboxes: f.host, Networks: f.networks, Pools: f.networks,
+		Sandboxes: f.host, Networks: f.networks, Pools: f.networks, Classes: f.networks,
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})
@@ -556,10 +591,14 @@ func fromClaim(parameters string, requests ...string) claimOption {
 func config(source resourceapi.AllocationConfigSource, driver, parameters string, requests []string) claimOption {
 	return func(c *resourceapi.ResourceClaim) {
 		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
-			},
+			Source: source, Requests: requests, DeviceConfiguration: opaque(driver, parameters),
 		})
+	}
+}
+
+func opaque(driver, parameters string) resourceapi.DeviceConfiguration {
+	return resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
 	}
 }
 

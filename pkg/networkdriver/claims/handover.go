@@ -228,7 +228,11 @@ func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocat
 		h.tell(claim, rows[0], sandboxes)
 		return nil
 	}
-	return h.passOn(ctx, claim)
+	err = h.passOn(ctx, claim)
+	if s := sandboxOf(sandboxes, pod.UID); err != nil && s != nil {
+		h.events.Warn(*s, attachments.ReasonFailedPrepare, err.Error())
+	}
+	return err
 }
 
 // tell tells the pods that wait whom they wait for.

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	apiclient "github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -57,18 +59,59 @@ func mayAsk(pools Pools, pool string, byClaim types.DeviceConfig) error {
 	}
 }
 
+// permission judges what claims ask for. It reads each device class once.
+type permission struct {
+	pools   Pools
+	classes Classes
+	driver  string
+	read    map[string]*resourceapi.DeviceClass
+}
+
+func newPermission(pools Pools, classes Classes, driver string) *permission {
+	return &permission{pools, classes, driver, map[string]*resourceapi.DeviceClass{}}
+}
+
+// check says why a device of the pool may not be given what is asked of it. Where the pool limits claims, what the claim's allocation has
+// from the device class must be what that class says: whoever may write the claim's status may write allocations.
+func (p *permission) check(ctx context.Context, pool string, asked Asked) error {
+	if err := mayAsk(p.pools, pool, asked.ByClaim); err != nil {
+		return fmt.Errorf("parameters: %w", err)
+	}
+	if rule, _ := p.pools.ClaimParameters(pool); rule == v2alpha1.ClaimsAny || len(asked.FromClass) == 0 {
+		return nil
+	}
+	class := p.read[asked.Class]
+	if class == nil {
+		var err error
+		if class, err = p.classes.GetClass(ctx, asked.Class); err != nil {
+			return fmt.Errorf("parameters from the device class: %w", apiclient.Unanswered(err))
+		}
+		p.read[asked.Class] = class
+	}
+	for _, raw := range asked.FromClass {
+		if !slices.ContainsFunc(class.Spec.Config, func(c resourceapi.DeviceClassConfiguration) bool {
+			return c.Opaque != nil && c.Opaque.Driver == p.driver && sameJSON(c.Opaque.Parameters.Raw, raw)
+		}) {
+			return fmt.Errorf("parameters from the device class: %.64q is in the claim's allocation, and device class %s does not have it: the class "+
+				"was changed since, or the allocation is not the scheduler's; delete the pods that use the claim, so that it is allocated anew", raw, asked.Class)
+		}
+	}
+	return nil
+}
+
 // join completes the configurations of devices by the networks that they name. A device that is prepared keeps the network
 // that it was prepared for, whatever has become of that.
 func (p *Preparer) join(ctx context.Context, claim *resourceapi.ResourceClaim, devices []*wanted) error {
 	var queries []networks.Query
 	var places []*wanted
+	permission := newPermission(p.Pools, p.Classes, p.DriverName)
 	for _, w := range devices {
 		if w.row != nil && !w.row.Releasing {
 			w.config = w.row.Config
 			continue
 		}
-		if err := mayAsk(p.Pools, w.pool, w.byClaim); err != nil {
-			return fmt.Errorf("request %q: parameters: %w", w.request, err)
+		if err := permission.check(ctx, w.pool, w.asked); err != nil {
+			return fmt.Errorf("request %q: %w", w.request, err)
 		}
 		if w.config.Network != "" {
 			queries = append(queries, networks.Query{Network: w.config.Network, Namespace: claim.Namespace, Pool: w.pool})

@@ -5,6 +5,7 @@ package claims
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -52,8 +54,120 @@ func TestMayAsk(t *testing.T) {
 			}
 			require.EqualError(t, err, "prepare claim default/c: "+tt.err)
 			require.Empty(t, f.host.takeCalls(), "nothing is touched")
+			f.networks.classes["class"] = []string{tt.claim}
 			_, err = f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClass(tt.claim)))
 			require.NoError(t, err, "a class may ask for it")
+		})
+	}
+}
+
+// TestForgedClass gives nobody what only the claim's allocation says that the device class has: whoever may write the claim's status may
+// write allocations. Where claims may ask for anything the class is not read.
+func TestForgedClass(t *testing.T) {
+	for _, rule := range []string{v2alpha1.ClaimsNetworkOnly, v2alpha1.ClaimsNone, ""} {
+		f := newFixture(t, "a", "b")
+		f.networks.rules["pool"] = rule
+		f.networks.classes["class"] = []string{`{"podIfName":"net1"}`, `{ "vlan": 5 }`}
+		f.networks.classes["other"] = []string{`{"vlan":6}`}
+		forged := newClaim("c", with("net", "a"), withClass("more", "b", "other"), fromClass(`{"podIfName":"net1"}`, "net"), fromClass(`{"vlan":6}`, "net"))
+		_, err := f.Prepare(t.Context(), forged)
+		require.EqualError(t, err, `prepare claim default/c: request "net": parameters from the device class: "{\"vlan\":6}" is in the claim's allocation, and device class `+
+			`class does not have it: the class was changed since, or the allocation is not the scheduler's; delete the pods that use the claim, so that it is allocated anew`)
+		require.Empty(t, f.host.takeCalls(), "nothing is touched")
+
+		// As the class has it, but for blanks; each class is read once.
+		good := newClaim("c", with("net/s", "a"), withClass("more", "b", "other"), fromClass(`{"podIfName":"net1"}`, "net"), fromClass(`{"vlan":5}`, "net/s"), fromClass(`{"vlan":6}`, "more"))
+		f.networks.read = 0
+		_, err = f.Prepare(t.Context(), good)
+		require.NoError(t, err)
+		require.Equal(t, 2, f.networks.read)
+		require.Equal(t, []int{5, 6}, []int{f.row("a").Config.VLAN(), f.row("b").Config.VLAN()})
+		// What is prepared stays.
+		delete(f.networks.classes, "class")
+		_, err = f.Prepare(t.Context(), good)
+		require.NoError(t, err)
+		require.NoError(t, f.Unprepare(t.Context(), good.UID))
+		_, err = f.Prepare(t.Context(), good)
+		require.ErrorContains(t, err, `"class" not found`)
+
+		f.networks.classes["class"] = []string{`{"podIfName":"net1"}`, `{"vlan":5}`}
+		f.networks.away = []error{errors.New("connection refused")}
+		_, err = f.Prepare(t.Context(), good)
+		require.ErrorContains(t, err, "connection refused")
+		require.False(t, IsPermanent(err))
+		_, err = f.Prepare(t.Context(), good)
+		require.NoError(t, err)
+	}
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("c", with("net", "a"), fromClass(`{"vlan":6}`)))
+	require.NoError(t, err)
+	require.Zero(t, f.networks.read)
+}
+
+// TestHandOverIsJudgedAnew gives the next pod of a claim nothing that it may not have by now, and asks again when nobody answered.
+func TestHandOverIsJudgedAnew(t *testing.T) {
+	h := newHandedOver(t, "a")
+	storage := &types.Network{VLAN: 7}
+	h.networks.networks["storage"] = storage
+	var log testenv.LogBuffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	joins := []claimOption{with("net", "a"), fromClaim(`{"network":"storage"}`)}
+	first := h.prepareAndRun(newClaim("c", append(joins, forPod("first"))...), "first", "s1")
+	h.host.run("second", "s2")
+	h.host.stop("s1")
+	require.NoError(t, h.Room.Detach(t.Context(), first))
+	h.set(newClaim("c", append(joins, forPod("second"))...))
+
+	delete(h.networks.networks, "storage")
+	h.host.takeCalls()
+	h.wait(15)
+	require.Equal(t, first.PodUID, h.row("a").PodUID)
+	require.Empty(t, h.host.takeCalls(), "nothing is touched")
+	require.Contains(t, log.String(), "network storage: there is none")
+	require.Contains(t, h.host.takeEvents(), "second: FailedPrepare: prepare claim default/c: network storage: there is none")
+
+	h.networks.networks["storage"] = storage
+	h.networks.away = []error{errors.New("connection refused")}
+	h.wait(25)
+	require.Contains(t, log.String(), "connection refused")
+	require.Equal(t, "uid-second", string(h.row("a").PodUID))
+	require.Equal(t, "Attached", h.row("a").State())
+}
+
+// TestRestoreAsks believes no record, without a journal, of what the claim may not ask for, and waits for whoever has to say that.
+func TestRestoreAsks(t *testing.T) {
+	for name, tt := range map[string]struct {
+		rule    string
+		options []claimOption
+		away    bool
+		log     string
+	}{
+		"anything":       {v2alpha1.ClaimsAny, []claimOption{fromClaim(parameters)}, false, ""},
+		"no such pool":   {"", []claimOption{fromClaim(parameters)}, false, ""},
+		"not by a claim": {v2alpha1.ClaimsNetworkOnly, []claimOption{fromClaim(parameters)}, false, "vlan: claims may not choose the VLAN"},
+		"no such class":  {v2alpha1.ClaimsNone, []claimOption{fromClass(`{"vlan":5,"podIfName":"net1" }`)}, false, "does not have it"},
+		"by its class":   {v2alpha1.ClaimsNone, []claimOption{fromClass(parameters)}, true, ""},
+		"not understood": {v2alpha1.ClaimsNone, []claimOption{fromClaim(`{"mtu":9000}`)}, false, "unknown field"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claim := newClaim("c", append([]claimOption{forPod("p"), with("net", "a"), recorded("a", goodRecord("a", "p"))}, tt.options...)...)
+			r := newRestored(t, newFakeAPI(claim))
+			r.networks.rules["pool"] = tt.rule
+			r.networks.classes["class"] = []string{`{"vlan":6}`}
+			if tt.log == "" {
+				r.networks.classes["class"] = []string{parameters}
+			}
+			if tt.away {
+				r.networks.away = []error{errors.New("connection refused")}
+			}
+			require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+			require.Equal(t, tt.away, r.log.Count("cannot be compared; the driver starts when it could be") == 1)
+			if tt.log == "" {
+				require.Equal(t, 5, r.row("a").Config.VLAN())
+				return
+			}
+			require.Empty(t, r.rows())
+			require.Contains(t, r.log.String(), tt.log)
 		})
 	}
 }

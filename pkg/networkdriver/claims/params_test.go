@@ -212,7 +212,9 @@ func TestResolveConfigsByClaim(t *testing.T) {
 		fromClass(`{"network":"storage","podIfName":"class0"}`, "net"), fromClaim(`{"podIfName":"claim0"}`, "net")), testDriver)
 	require.NoError(t, err)
 	require.Equal(t, []Asked{
-		{DeviceConfig: types.DeviceConfig{Network: "storage", PodIfName: "claim0"}, ByClaim: types.DeviceConfig{PodIfName: "claim0"}}, {},
+		{DeviceConfig: types.DeviceConfig{Network: "storage", PodIfName: "claim0"}, ByClaim: types.DeviceConfig{PodIfName: "claim0"},
+			Class: "class", FromClass: [][]byte{[]byte(`{"network":"storage","podIfName":"class0"}`)}},
+		{Class: "class"},
 	}, got)
 
 	for _, options := range [][]claimOption{

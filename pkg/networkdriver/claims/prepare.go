@@ -39,9 +39,10 @@ type Params struct {
 	Metrics *Metrics
 	// Sandboxes are those that run on the node.
 	Sandboxes Sandboxes
-	// Networks and Pools say what claims may ask for, and what it means.
+	// Networks, Pools and Classes say what claims may ask for, and what it means.
 	Networks Networks
 	Pools    Pools
+	Classes  Classes
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -116,7 +117,7 @@ type wanted struct {
 	pool    string // as configured
 	name    string
 	config  types.DeviceConfig
-	byClaim types.DeviceConfig    // what of it the claim asks for itself
+	asked   Asked                 // of the claim and its class, of which config is made
 	row     *tables.DRAAllocation // of an earlier call for this claim and pod, or nil
 	entry   *tables.DRADevice     // of the inventory; nil if the row needs nothing more
 	device  types.Device          // to set up; nil if the row needs nothing more
@@ -199,7 +200,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		return nil, err
 	}
 	for i, config := range configs {
-		devices[i].config, devices[i].byClaim = config.DeviceConfig, config.ByClaim
+		devices[i].config, devices[i].asked = config.DeviceConfig, config
 	}
 	return devices, nil
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -63,6 +64,9 @@ type Objects interface {
 // Keeper takes addresses for the node's devices, and gives them back: nobody else does while the node exists. The API server
 // decides who gets an address, by taking one object of a name.
 type Keeper struct {
+	// Metrics may be nil.
+	Metrics *Metrics
+
 	log     *slog.Logger
 	objects Objects
 	node    string
@@ -93,8 +97,8 @@ type Params struct {
 	Objects Objects
 	// Node is the node's name.
 	Node string
-	// Held returns the devices of the node that are not free, as the journal has them. One of which the journal has nothing that can
-	// be read is without a claim, and one that is being set up or given back is releasing.
+	// Held returns the devices of the node that are not free, as the journal and the allocation table have them. One of which the
+	// journal has nothing that can be read is without a claim, and one that is being set up or given back is releasing.
 	Held func() []*tables.DRAAllocation
 	// Waits tells the row's pod what its device waits for.
 	Waits func(row *tables.DRAAllocation, message string)
@@ -182,11 +186,12 @@ func AtOnce(ctx context.Context) context.Context { return context.WithValue(ctx,
 // before the API server is asked for it, so that whatever becomes of this call is known. A network that keeps addresses for pods
 // gives the pod its own. A network that is full is waited for for a while, and so is an address that the former pod has. When it fails
 // nothing is taken.
-func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (taken *tables.DRAAllocation, err error) {
 	network := row.Config.Joined
 	if network == nil || network.Offer == nil {
 		return row, nil
 	}
+	defer func(start time.Time) { k.Metrics.done(start, err) }(time.Now())
 	t := &taking{Keeper: k, row: row, note: note, network: network}
 	for delay, start := firstWait, time.Now(); ; delay = min(2*delay, lastWait) {
 		taken, err := t.takeAll(ctx)
@@ -447,13 +452,13 @@ func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
 	}
 }
 
-// Holds says why the row's addresses are not its device's.
+// Holds says why the row's addresses are not its device's, or is an error that [client.IsUnanswered] knows.
 func (k *Keeper) Holds(ctx context.Context, row *tables.DRAAllocation) error {
 	for _, a := range row.Config.Joined.Addresses {
 		want := k.object(row, a.Addr())
 		present, err := k.objects.Get(ctx, want.Name)
 		if err != nil {
-			return fmt.Errorf("look whose address %s is: %w", a.Addr(), err)
+			return fmt.Errorf("look whose address %s is: %w", a.Addr(), client.Unanswered(err))
 		}
 		if !isOf(present, want) {
 			return fmt.Errorf("address %s is claim %s/%s's", a.Addr(), present.Spec.Namespace, present.Spec.Claim.Name)

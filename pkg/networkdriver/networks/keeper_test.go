@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -585,6 +586,27 @@ func TestKeepsOfUnknown(t *testing.T) {
 	n.Leave("another", taken.DeviceName)
 	require.NoError(t, n.compare(t.Context()))
 	require.Empty(t, objects.names())
+}
+
+// TestMetrics counts what came of each device that was to get an address. One without a network gets none.
+func TestMetrics(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	n.Metrics = NewMetrics()
+	taking := func(claim string) error {
+		_, err := n.Take(AtOnce(t.Context()), rowFor(claim, subnet(t, "192.0.2.7/32", "")), n.note)
+		return err
+	}
+	require.NoError(t, taking("a"))
+	require.Error(t, taking("b"))
+	objects.answer = func(string, bool) error { return errors.New("away") }
+	require.Error(t, taking("c"))
+	_, err := n.Take(t.Context(), &tables.DRAAllocation{}, n.note)
+	require.NoError(t, err)
+	for _, result := range []string{"success", "full", "error"} {
+		require.Equal(t, 1.0, testutil.ToFloat64(n.Metrics.allocations.WithLabelValues(result)), result)
+	}
+	require.Equal(t, 1, testutil.CollectAndCount(n.Metrics.duration))
 }
 
 // TestChoose finds every address by its number, and every block once.

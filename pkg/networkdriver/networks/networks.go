@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
@@ -54,14 +55,14 @@ func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Reso
 
 // Resolve returns for each query the network, as it is now. The networks are read once, all of them, since one may be in
 // conflict with another, and the namespace once and only where its labels are asked for. The error names the network and what is
-// allowed.
+// allowed, or is one that [client.IsUnanswered] knows.
 func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Network, error) {
 	if len(queries) == 0 {
 		return nil, nil
 	}
 	all, err := r.reader.ListNetworks(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("network %s: read the CiliumNetworkDriverNetworks: %w", queries[0].Network, err)
+		return nil, fmt.Errorf("network %s: read the CiliumNetworkDriverNetworks: %w", queries[0].Network, client.Unanswered(err))
 	}
 	read := map[string]*v2alpha1.CiliumNetworkDriverNetwork{}
 	namespaces := map[string]labels.Set{}
@@ -116,7 +117,7 @@ func (r *Resolver) find(ctx context.Context, q Query, all []v2alpha1.CiliumNetwo
 	set, ok := namespaces[q.Namespace]
 	if !ok {
 		if set, err = r.reader.NamespaceLabels(ctx, q.Namespace); err != nil {
-			return nil, fmt.Errorf("read the labels of namespace %s, which say whether it may join: %w", q.Namespace, err)
+			return nil, fmt.Errorf("read the labels of namespace %s, which say whether it may join: %w", q.Namespace, client.Unanswered(err))
 		}
 		namespaces[q.Namespace] = set
 	}

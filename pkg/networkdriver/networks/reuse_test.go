@@ -70,7 +70,8 @@ func TestReuse(t *testing.T) {
 	second.DeviceName, second.Pool, second.Request = "vf5", "other-pool", "net/vf"
 	objects.answer = func(call string, done bool) error {
 		if name, ok := strings.CutPrefix(call, "update "); ok && !done {
-			require.True(t, two.inUse("storage", netip.MustParseAddr(objects.objects[name].Spec.Address)), "the journal knew it first")
+			addr := netip.MustParseAddr(objects.objects[name].Spec.Address)
+			require.True(t, two.inUse(two.object(second, addr), addr), "the journal knew it first")
 		}
 		return nil
 	}
