@@ -193,6 +193,18 @@ func TestReuseElsewhere(t *testing.T) {
 		require.Equal(t, tt.want.Config.Joined.Addresses, row.Config.Joined.Addresses)
 		n.release(t, row)
 	}
+
+	// A subnet gives out more than when the address was taken, so that another one would be chosen now.
+	narrow := v2alpha1.AddressRange{From: "10.0.9.1", To: "10.0.9.9"}
+	held, err := n.Take(t.Context(), podRow("db-1", "fourth", subnet(t, "10.0.0.0/16", "", narrow)), n.note)
+	require.NoError(t, err)
+	wide := subnet(t, "10.0.0.0/16", "")
+	_, err = n.Take(AtOnce(t.Context()), podRow("db-1", "fifth", wide), n.note)
+	require.ErrorIs(t, err, errHeld)
+	n.release(t, held)
+	row, err := n.Take(t.Context(), podRow("db-1", "fifth", wide), n.note)
+	require.NoError(t, err)
+	require.Equal(t, held.Config.Joined.Addresses, row.Config.Joined.Addresses)
 }
 
 // TestReuseKilled ends the agent before and after each of its writes, and has its next life clean up: the address is in use by

@@ -19,7 +19,7 @@ type metrics struct {
 func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 	m := &metrics{addresses: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: "cilium", Subsystem: "networkdriver_operator", Name: "network_addresses",
-		Help: "Addresses of networks, by network, family (ipv4, ipv6) and state (used, free).",
+		Help: "Addresses of networks, by network, family (ipv4, ipv6) and state (used, reserved, free).",
 	}, []string{"network", "family", "state"})}
 	return m, registerer.Register(m.addresses)
 }
@@ -32,6 +32,7 @@ func (m *metrics) set(network *v2alpha1.CiliumNetworkDriverNetwork) {
 			family = "ipv4"
 		}
 		m.addresses.WithLabelValues(network.Name, family, "used").Add(float64(s.Used))
+		m.addresses.WithLabelValues(network.Name, family, "reserved").Add(float64(s.Reserved))
 		m.addresses.WithLabelValues(network.Name, family, "free").Add(float64(s.Free))
 	}
 }
