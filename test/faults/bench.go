@@ -170,8 +170,15 @@ func (b *bench) settled(ctx context.Context) (nodestate.Snapshot, string) {
 	if n := len(second.Slices[b.node.Name()+"/sriov-pool"]); n != vfCount {
 		return second, fmt.Sprintf("%d VFs are offered", n)
 	}
+	if i := slices.IndexFunc(second.Files, owed); i >= 0 {
+		return second, "a claim that was unprepared is not settled: " + second.Files[i]
+	}
 	return second, nodestate.Difference(first, second)
 }
+
+// owed says whether a file of a snapshot is the journal's of a claim that may be owed its devices. It stays for a while after
+// kubelet has unprepared the claim.
+func owed(file string) bool { return strings.HasSuffix(file, ".claim") }
 
 // begin starts the pods that stay, and remembers the node with them.
 func (b *bench) begin(ctx context.Context) error {

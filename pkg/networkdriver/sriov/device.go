@@ -82,15 +82,16 @@ const maxAttributeLen = 64
 // Attrs implements [types.Device]. What is unknown is left out, and so is a string that the API would refuse the whole
 // slice for.
 func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 12)
+	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 13)
 	for name, value := range map[resourceapi.QualifiedName]string{
-		"ifName":       d.IfName(),
-		"kernelIfName": d.KernelIfaceName,
-		"mac":          d.MAC,
-		"pfName":       d.PFName,
-		"vendor":       d.Vendor,
-		"deviceID":     d.DeviceID,
-		"driver":       d.Driver,
+		"ifName":                      d.IfName(),
+		"kernelIfName":                d.KernelIfaceName,
+		"mac":                         d.MAC,
+		"pfName":                      d.PFName,
+		"vendor":                      d.Vendor,
+		"deviceID":                    d.DeviceID,
+		"driver":                      d.Driver,
+		types.AttributeMultusDeviceID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIBusID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIeRoot: d.PCIeRoot,
 	} {

@@ -54,7 +54,7 @@ func TestScanAttributes(t *testing.T) {
 	require.Equal(t, map[string]any{
 		"ifName": "0000-03-10-0", "kernelIfName": "ens1f0v0", "mtu": int64(1500), "mac": "02:00:00:00:00:03",
 		"pfName": "ens1f0", "vfID": int64(0), "vendor": "0x8086", "deviceID": "0x10ca", "driver": "igbvf",
-		"resource.kubernetes.io/pciBusID": "0000:03:10.0", "resource.kubernetes.io/pcieRoot": "pci0000:00",
+		"k8s.cni.cncf.io/deviceID": "0000:03:10.0", "resource.kubernetes.io/pciBusID": "0000:03:10.0", "resource.kubernetes.io/pcieRoot": "pci0000:00",
 	}, plainAttrs(devices["0000-03-10-0"].Attrs()), "an unknown NUMA node is left out")
 	attrs := plainAttrs(devices["0000-03-10-2"].Attrs())
 	require.Equal(t, int64(1), attrs["resource.kubernetes.io/numaNode"])

@@ -175,6 +175,21 @@ pools:
     drivers: [igbvf, vfio-pci, mlx5_core]`},
 	{Name: "what claims may ask", YAML: `pools: [{name: a, claims: Any}, {name: b, claims: NetworkOnly}, {name: c, claims: None}]`},
 	{Name: "unknown answer to what claims may ask", YAML: `pools: [{name: a}, {name: b, claims: none}]`, Field: "pools[1].claims"},
+	{Name: "attributes of one's own", YAML: `
+pools: [{name: a, attributes: {rail: "3", example.com/rack: r12, _x: "", Plane_2: '` + strings.Repeat("é", 64) + `'}}]`},
+	{Name: "too many attributes", YAML: `pools: [{name: a, attributes: {a1: x, a2: x, a3: x, a4: x, a5: x, a6: x, a7: x, a8: x, a9: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute that is no identifier", YAML: `pools: [{name: a, attributes: {top-rack: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of a long name", YAML: `pools: [{name: a, attributes: {` + strings.Repeat("a", 33) + `: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of a long domain", YAML: `pools: [{name: a, attributes: {` + strings.Repeat("a", 64) + `/rack: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of a bad domain", YAML: `pools: [{name: a, attributes: {Example.com/rack: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of the driver's", YAML: `pools: [{name: a, attributes: {mac: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of Kubernetes's", YAML: `pools: [{name: a, attributes: {resource.kubernetes.io/pcieRoot: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute of Multus's", YAML: `pools: [{name: a, attributes: {k8s.cni.cncf.io/resourceName: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute with a long value", YAML: `pools: [{name: a, attributes: {rack: '` + strings.Repeat("a", 65) + `'}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute that is a number", YAML: `pools: [{name: a, attributes: {rail: 3}}]`, Field: "pools[0].attributes", SchemaOnly: true},
+	{Name: "attribute of the driver's domain", YAML: `
+driverName: nics.example.com
+pools: [{name: a, attributes: {nics.example.com/rack: x}}]`, Field: "pools"},
 	{Name: "no filter and an empty one", YAML: `pools: [{name: none}, {name: all, filter: {}}]`},
 	{Name: "pools that overlap by other fields than ifNames", YAML: `
 pools: [{name: a, filter: {pfNames: [ens1f0]}}, {name: b, filter: {pfNames: [ens1f0], drivers: [igbvf]}}]`},
