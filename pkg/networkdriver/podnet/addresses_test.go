@@ -261,8 +261,10 @@ func TestAddressesByHand(t *testing.T) {
 	want := []string{"10.0.0.0/8 via 192.0.2.1", "192.0.2.0/24", "2001:db8:1::/48 via fe80::1", "2001:db8::/64"}
 	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
 	require.Equal(t, "0", f.pod.sysctl("ipv6/conf/net1/accept_ra"), "no router of the wire may add to it")
-	_, err = f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, f.pod.AddrDel(f.pod.link("net1"), &netlink.Addr{IPNet: netipx.PrefixIPNet(config.Addresses[2].Prefix())}))
+	again, err := f.Attach(f.ctx, f.pod.path, dev, config)
 	require.NoError(t, err)
+	require.ElementsMatch(t, att.IPs, again.IPs, "what an agent that ended did not come to")
 	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
 
 	second := f.host.addLink("v1")
