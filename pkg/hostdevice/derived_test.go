@@ -116,7 +116,11 @@ func TestDerivedAsByTheDriver(t *testing.T) {
 			joined, err := networks.NewResolver(api, func() labels.Set { return nil }).Resolve(t.Context(), []networks.Query{{Network: "fabric"}})
 			require.NoError(t, err)
 			log := slog.New(slog.DiscardHandler)
-			row, err := networks.NewKeeper(log, api, "node1", func() []*tables.DRAAllocation { return nil }).Take(t.Context(),
+			row, err := networks.NewKeeper(networks.Params{
+				Logger: log, Objects: api, Node: "node1",
+				Held:  func() []*tables.DRAAllocation { return nil },
+				Waits: func(*tables.DRAAllocation, string) {},
+			}).Take(t.Context(),
 				&tables.DRAAllocation{Config: drivertypes.DeviceConfig{PodIfName: b.ifName, Network: "fabric", Joined: joined[0]}},
 				func(*tables.DRAAllocation) error { return nil })
 			require.NoError(t, err)
