@@ -133,7 +133,7 @@ func TestDerivedAsByTheDriver(t *testing.T) {
 			dev := driverNIC{id: nic.Identity{Kind: "veth", Index: link.Attrs().Index}, host: nic.Read(link)}
 			b.pod = newSpace(t)
 			mover := podnet.New(log, podnet.Config{HostNetNS: b.host.path})
-			_, err = mover.Attach(t.Context(), b.pod.path, dev, row.Config)
+			_, err = mover.Attach(t.Context(), b.pod.path, dev, link.Attrs().Index, row.Config)
 			require.NoError(t, err)
 			driverRules, driverRoutes := b.pod.tableOf(prefix.Addr())
 			require.Equal(t, rules, driverRules)

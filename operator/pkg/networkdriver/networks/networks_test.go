@@ -87,7 +87,7 @@ func TestConflict(t *testing.T) {
 func TestUntagged(t *testing.T) {
 	for _, vlan := range []int32{0, 7} {
 		n := network("n", 1, vlan, nil)
-		judge(&n, nil, nil)
+		judge(&n, nil, slices.Values[[]*address](nil))
 		c := meta.FindStatusCondition(n.Status.Conditions, v2alpha1.ConditionNetworkUntagged)
 		require.NotNil(t, c)
 		require.Equal(t, vlan == 0, c.Status == metav1.ConditionTrue)
