@@ -81,6 +81,9 @@ type Keeper struct {
 	returning map[string]kubetypes.UID
 	// left are the devices that were left to the pods of claims.
 	left map[claimDevice]bool
+	// unreturned are the devices whose addresses could not be given back. The journal may still have them as it does, when it could not
+	// be written either, and others later.
+	unreturned map[claimDevice]bool
 	// more is closed when there is more to return.
 	more chan struct{}
 }
@@ -107,7 +110,7 @@ type Params struct {
 // NewKeeper returns the keeper of a node's addresses.
 func NewKeeper(p Params) *Keeper {
 	return &Keeper{log: p.Logger, objects: p.Objects, node: p.Node, held: p.Held, waits: p.Waits, returning: map[string]kubetypes.UID{},
-		left: map[claimDevice]bool{}, more: make(chan struct{})}
+		left: map[claimDevice]bool{}, unreturned: map[claimDevice]bool{}, more: make(chan struct{})}
 }
 
 // inUse says whether a device of the node has the address of the object, or is about to take it. One that has tried to take it for
@@ -196,6 +199,7 @@ func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(
 	for delay, start := firstWait, time.Now(); ; delay = min(2*delay, lastWait) {
 		taken, err := t.takeAll(ctx)
 		if err == nil {
+			k.setUnreturned(row, false)
 			return taken, nil
 		}
 		waits := errors.Is(err, errFull) || errors.Is(err, errHeld)
@@ -448,8 +452,36 @@ func (k *Keeper) Return(ctx context.Context, row *tables.DRAAllocation) {
 			continue
 		}
 		k.log.Warn("Address could not be given back, trying again", "network", row.Config.Network, "address", a.Addr(), "claim", row.Claim(), "error", err)
+		k.setUnreturned(row, true)
 		k.later()
 	}
+}
+
+func (k *Keeper) setUnreturned(row *tables.DRAAllocation, unreturned bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := (claimDevice{row.ClaimUID, row.DeviceName}); unreturned {
+		k.unreturned[d] = true
+	} else {
+		delete(k.unreturned, d)
+	}
+}
+
+// prune forgets which devices had addresses to give back that are not among the objects any more.
+func (k *Keeper) prune(objects []v2alpha1.CiliumNetworkDriverAddress) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.unreturned, func(d claimDevice, _ bool) bool {
+		return !slices.ContainsFunc(objects, func(o v2alpha1.CiliumNetworkDriverAddress) bool {
+			return o.Spec.State != v2alpha1.AddressReleased && o.Spec.Claim.UID == string(d.claim) && o.Spec.Device == d.device
+		})
+	})
+}
+
+func (k *Keeper) hasUnreturned() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.unreturned) > 0
 }
 
 // Holds says why the row's addresses are not its device's, or is an error that [client.IsUnanswered] knows.
@@ -494,6 +526,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if err := k.compare(ctx); err != nil {
 			k.log.Warn("The node's addresses cannot be compared with its devices, trying again", "after", delay, "error", err)
 			wait, delay = delay, min(2*delay, lastRetry)
+		} else if k.hasUnreturned() {
+			wait, delay = delay, min(2*delay, lastRetry)
 		} else {
 			delay = firstRetry
 		}
@@ -519,6 +553,7 @@ func (k *Keeper) compare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	k.prune(objects)
 	var errs []error
 	names := map[string]bool{}
 	for i := range objects {

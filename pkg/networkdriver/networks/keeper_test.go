@@ -451,6 +451,48 @@ func TestReturnLater(t *testing.T) {
 	})
 }
 
+// TestReturnWhenTheJournalLetsGo gives back, soon after, what the journal kept for a device that was never set up: neither the API server
+// nor the disk took what a failed Prepare undid. Then another claim gets the device.
+func TestReturnWhenTheJournalLetsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n := newNode(objects, "node1")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- n.Run(ctx) }()
+		defer func() {
+			cancel()
+			require.NoError(t, <-done)
+		}()
+		a, err := n.Take(ctx, rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
+		require.NoError(t, err)
+		away := true
+		objects.answer = func(call string, _ bool) error {
+			if away && strings.HasPrefix(call, "get") {
+				return errors.New("away")
+			}
+			return nil
+		}
+		n.Return(ctx, a)
+		objects.mu.Lock()
+		away = false
+		objects.mu.Unlock()
+		time.Sleep(20 * time.Minute)
+		require.Len(t, objects.names(), 1, "the journal has it")
+		n.forget(a)
+		time.Sleep(2 * time.Minute)
+		require.Empty(t, objects.names())
+
+		objects.mu.Lock()
+		objects.calls = nil
+		objects.mu.Unlock()
+		time.Sleep(30 * time.Minute)
+		objects.mu.Lock()
+		defer objects.mu.Unlock()
+		require.LessOrEqual(t, len(objects.calls), 1, "nothing is looked for any more")
+	})
+}
+
 // TestTakenWhileReturned makes another object for an address whose object is being deleted by the comparison, so that the deletion
 // does not take the address from its new holder.
 func TestTakenWhileReturned(t *testing.T) {
