@@ -26,6 +26,8 @@ const (
 	stepsEnv = "NETWORKDRIVER_SIMULATION_STEPS"
 
 	defaultSteps = 100_000
+	// mutantSteps are those in which a mutant has to be found. Some need a rare order of events.
+	mutantSteps = 400_000
 	// chaosSteps are those of a seed before its faults stop.
 	chaosSteps = 3000
 	vfCount    = 4
@@ -126,7 +128,7 @@ func TestMutants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0
-			for seed := uint64(1); steps < defaultSteps; seed++ {
+			for seed := uint64(1); steps < mutantSteps; seed++ {
 				r := simulate(t, seed, m)
 				steps += r.steps
 				if r.failure != "" {
