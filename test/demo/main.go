@@ -84,8 +84,8 @@ func (d *demo) use(ctx context.Context) error {
 	}
 	commands = append(commands,
 		"kubectl apply -f examples/deviceclasses.yaml -f examples/claimtemplates.yaml",
-		"kubectl apply -f examples/pods-vlan.yaml -f examples/pod-dummy.yaml",
-		"kubectl wait --for=condition=Ready --timeout=180s pod/app-a pod/app-b pod/app-c pod/dummy")
+		"kubectl apply -f examples/networks.yaml -f examples/pods-network.yaml -f examples/pod-dummy.yaml",
+		"kubectl wait --for=condition=Ready --timeout=180s pod/server pod/client pod/outsider pod/dummy")
 	for _, command := range commands {
 		if err := d.shell(ctx, command); err != nil {
 			return err
@@ -100,10 +100,11 @@ func (d *demo) show(ctx context.Context) error {
 		{"Nodes and their configuration", "kubectl get nodes; kubectl get ndnc"},
 		{"What the scheduler sees", "kubectl get resourceslices"},
 		{"Pods and their claims", "kubectl get pods -o wide; kubectl get resourceclaims"},
-		{"A VF in a pod", "kubectl exec app-a -- ip -d link show sriov0"},
+		{"Networks and who has which address", "kubectl get ndnet; kubectl get ndaddr"},
+		{"A VF in a pod", "kubectl exec client -- ip addr show sriov0; kubectl exec client -- ip route"},
 		{"A dummy link in a pod", "kubectl exec dummy -- ip -d link show net1"},
-		{"Two pods in VLAN 1001 reach each other", "kubectl exec app-a -- ping -c 3 192.0.2.2"},
-		{"A pod in VLAN 1002 is not reached", "! kubectl exec app-a -- ping -c 3 -W 1 192.0.2.3"},
+		{"Two pods in one network reach each other by their addresses", "kubectl exec client -- ping -c 3 10.77.1.10"},
+		{"A pod in another VLAN is not reached", "! kubectl exec client -- ping -c 3 -W 1 10.77.1.30"},
 		{"The claim tells the interface", `kubectl get resourceclaims -o jsonpath='{range .items[*]}{.metadata.name}{": "}{.status.devices[0].networkData}{"\n"}{end}'`},
 	}
 	for _, s := range steps {
