@@ -415,7 +415,9 @@ func BenchmarkAPIAddresses(b *testing.B) {
 			readsP99, writesP99, addressesP99 := report("reads", reads), report("writes", writes), report("address-requests", ofAddresses)
 			report("ms", millis)
 			b.ReportMetric(0, "ns/op")
-			require.Equal(b, []float64{3, 3}, []float64{reads[0], writes[0]}, "claim, networks, namespace; two addresses and the status")
+			if share <= 0.5 {
+				require.Equal(b, []float64{3, 3}, []float64{reads[0], writes[0]}, "claim, networks, namespace; two addresses and the status")
+			}
 			if share <= 0.9 {
 				// At most a list and a Create more for either family.
 				require.LessOrEqual(b, addressesP99, 6.0)
