@@ -26,9 +26,11 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -90,6 +92,7 @@ type session struct {
 	writer      *claims.Writer
 	nri         *nri.Plugin
 	gate        *cdi.Files
+	metadata    *metadata.Files
 	hooks       *nri.Hooks
 	kubelet     *dra.Driver
 	handOver    *claims.HandOver
@@ -142,30 +145,38 @@ func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
 	return s.keeper.Run(ctx)
 }
 
-// poolRules are what the configured pools let claims ask for.
+// poolRules are what the configured pools let claims ask for, and the attributes that they give their devices.
 type poolRules struct {
-	// claims are the pools' claims fields by the pools' names, replaced as a whole.
-	claims atomic.Pointer[map[string]string]
+	// pools are the pools by their names, replaced as a whole.
+	pools atomic.Pointer[map[string]v2alpha1.CiliumNetworkDriverDevicePoolConfig]
 }
 
 var _ claims.Pools = (*poolRules)(nil)
 
-func (r *poolRules) set(pools []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
-	rules := make(map[string]string, len(pools))
-	for _, p := range pools {
-		rules[p.PoolName] = p.Claims
+func (r *poolRules) set(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	byName := make(map[string]v2alpha1.CiliumNetworkDriverDevicePoolConfig, len(configs))
+	for _, p := range configs {
+		byName[p.PoolName] = p
 	}
-	r.claims.Store(&rules)
+	r.pools.Store(&byName)
+}
+
+func (r *poolRules) get(pool string) (config v2alpha1.CiliumNetworkDriverDevicePoolConfig, configured bool) {
+	if byName := r.pools.Load(); byName != nil {
+		config, configured = (*byName)[pool]
+	}
+	return config, configured
+}
+
+func (r *poolRules) attributes(pool string) pools.Attributes {
+	config, _ := r.get(pool)
+	return config.Attributes
 }
 
 // ClaimParameters implements [claims.Pools].
 func (r *poolRules) ClaimParameters(pool string) (string, bool) {
-	rules := r.claims.Load()
-	if rules == nil {
-		return "", false
-	}
-	rule, ok := (*rules)[pool]
-	return rule, ok
+	config, configured := r.get(pool)
+	return config.Claims, configured
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -194,7 +205,12 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Logger: s.log, Folder: d.Config.CDISpecDir, Driver: spec.DriverName,
 		Hook: d.Config.GateHookPath, Places: filepath.Join(d.Config.JournalDir, placesDir),
 	})
-	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
+	s.metadata = metadata.New(metadata.Params{
+		Logger: s.log, Driver: spec.DriverName, Node: d.Config.NodeName,
+		PluginDir: dra.PluginDir(d.Config.KubeletRootDir, spec.DriverName), CDIFolder: d.Config.CDISpecDir,
+		Client: d.Clientset, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Attributes: s.pools.attributes,
+	})
+	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate, d.outside.Metadata = s.writer, s.writer, s.gate, s.metadata
 	resolver := networks.NewResolver(d.networks, d.node.labels)
 	s.keeper = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
 	d.outside.Addresses = s.keeper
@@ -205,7 +221,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
-		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer,
+		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer, Metadata: s.metadata,
 		Runtime: s.runtime(), Metrics: d.draMetrics,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,

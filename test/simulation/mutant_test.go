@@ -24,6 +24,8 @@ type mutant struct {
 	forgetful bool
 	// oweNothing: it is not kept that kubelet takes a claim for prepared that has lost devices.
 	oweNothing bool
+	// undescribed: what pods read of their devices stays as it was before they had them.
+	undescribed bool
 }
 
 // pods returns the room as the runtime's hooks have it.

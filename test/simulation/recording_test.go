@@ -106,7 +106,7 @@ func replay(t *testing.T, lines []recorded, told story) (r result) {
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: map[kubetypes.UID]*claimInfo{}}
 		s.kubelet.client = client{sim: s, process: s.kubelet.process}
 		go s.controlPlane()
-		s.run(func() bool { return len(s.api.published) == len(s.kernel.vfs) })
+		s.run(func() bool { return s.agent.serving && len(s.api.published) == len(s.kernel.vfs) })
 
 		p := &player{sim: s, pods: map[string]*pod{}, begin: time.Now()}
 		go p.play(lines)

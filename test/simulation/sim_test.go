@@ -21,6 +21,8 @@ import (
 	"sync"
 	"testing/synctest"
 	"time"
+
+	kubetypes "k8s.io/apimachinery/pkg/types"
 )
 
 // sim is the world of one seed: a node and its control plane.
@@ -48,7 +50,9 @@ type sim struct {
 	agent   *agent
 	world   *process // whoever never ends: control plane, chaos, kernel
 	dir     string   // of the node's files
-	bootID  string
+	// described is what pods read about where the devices of claims are, a sandbox for each device.
+	described map[kubetypes.UID][]string
+	bootID    string
 	// crashIn is after how many more of the agent's calls it is killed; 0 for not.
 	crashIn int
 	// killAfter is a part of the call's name after whose effect it is killed; empty for none.

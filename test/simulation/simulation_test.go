@@ -115,6 +115,7 @@ func TestMutants(t *testing.T) {
 		"fault 2, nobody asks the kernel": {blind: true},
 		"fault 4, a journal that forgets": {forgetful: true},
 		"a claim that is owed nothing":    {oweNothing: true},
+		"devices that are not described":  {undescribed: true},
 		"no hook before a container":      {noHook: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,7 +147,7 @@ func stateDir(t *testing.T) string {
 func newSim(seed uint64, dir string, m mutant) *sim {
 	s := &sim{
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), start: time.Now(), wake: make(chan struct{}, 1),
-		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1",
+		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1", described: map[kubetypes.UID][]string{},
 	}
 	s.kernel = newKernel(s, vfCount)
 	s.api = newAPIServer(s)

@@ -68,6 +68,7 @@ type fakeWorld struct {
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	opened    cdi.Gate                 // the last one
+	described map[kubetypes.UID]string // sandboxes by claim, as containers read of its devices
 	noted     map[string]bool          // settled, by device of the journal
 	owed      []kubetypes.UID          // claims
 	// notedIndex is the link's index in the last entry.
@@ -285,7 +286,7 @@ func newFixture(tb testing.TB) *fixture {
 	world := &fakeWorld{
 		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
 		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, noted: map[string]bool{}, now: time.Unix(1, 0),
+		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, described: map[kubetypes.UID]string{}, noted: map[string]bool{}, now: time.Unix(1, 0),
 	}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)

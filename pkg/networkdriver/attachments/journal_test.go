@@ -233,6 +233,9 @@ func (l life) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
 func (l life) OpenGate(cdi.Gate) error                         { return nil }
 func (l life) CloseGate(kubetypes.UID)                         {}
 func (l life) WasOpened(kubetypes.UID, string) bool            { return false }
+func (l life) Describe([]*tables.DRAAllocation) error          { return nil }
+func (l life) Undescribe(tables.ClaimRef)                      {}
+func (l life) UndescribeOthers([]tables.ClaimRef)              {}
 func (l life) CloseOtherGates([]kubetypes.UID)                 {}
 func (l life) ReadMarkers(_, _ []string) []cdi.Marker          { return nil }
 func (l life) Warn(Sandbox, string, string)                    {}

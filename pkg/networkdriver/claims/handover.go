@@ -197,12 +197,12 @@ func (h *HandOver) settle(now time.Time) {
 // attaches them if that is right.
 func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocation) error {
 	sandboxes := h.preparer.aliveIn(ref.Namespace)
-	if len(sandboxes) == 0 {
-		return nil
+	_, owed := h.owed()[ref.UID]
+	if len(sandboxes) == 0 && (len(rows) > 0 || !owed) {
+		return nil // nobody waits, and whether a claim is gone that has nothing is still to be found out
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	_, owed := h.owed()[ref.UID]
 	if len(rows) > 0 && !owed {
 		if own := sandboxOf(sandboxes, rows[0].PodUID); own != nil && !rows[0].Releasing {
 			return h.attach(ctx, *own)
@@ -212,6 +212,7 @@ func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocat
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && claim.UID != ref.UID:
 		h.preparer.Room.Settle(ref.UID)
+		h.preparer.Room.Undescribe(ref)
 		return nil
 	case err != nil:
 		return err

@@ -6,7 +6,10 @@ package nri
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -15,12 +18,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -61,12 +68,37 @@ func (c checker) Check(_ context.Context, devices []types.Prepared) []error {
 	return errs
 }
 
+// writeMetadata writes what kubelet's Prepare leaves for the claim's pod to read.
+func writeMetadata(b *testing.B, plugin string) {
+	value := "as published, in a string of some length"
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	for i := range 24 {
+		attributes[resourceapi.QualifiedName(fmt.Sprint("attribute", i))] = resourceapi.DeviceAttribute{StringValue: &value}
+	}
+	data, err := json.Marshal(v1beta1.DeviceMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: "DeviceMetadata"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: "claim", Generation: 1},
+		Requests: []v1beta1.DeviceMetadataRequest{{Name: "net", Devices: []v1beta1.Device{{
+			Driver: "networkdriver.cilium.io", Pool: "node/pool", Name: "v0", Attributes: attributes,
+		}}}},
+	})
+	require.NoError(b, err)
+	path := filepath.Join(plugin, "dra-device-metadata", "default_claim", "net", "metadata.json")
+	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(b, os.WriteFile(path, data, 0o644))
+}
+
+// settled is a journal of a node that owes nobody anything.
+type settled struct{ attachments.Journal }
+
+func (settled) OwedClaims() []tables.ClaimRef { return nil }
+
 type silent struct{}
 
 func (silent) Warn(attachments.Sandbox, string, string) {}
 
 // BenchmarkHooks is what the runtime waits for at the start and at the end of a pod with one device: the device is checked,
-// moved and noted, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
+// moved and noted, what the pod reads about it is completed, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
 func BenchmarkHooks(b *testing.B) {
 	log := slog.New(slog.DiscardHandler)
 	hostPath, podPath := testenv.NetNS(b), testenv.NetNS(b)
@@ -87,6 +119,14 @@ func BenchmarkHooks(b *testing.B) {
 	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), podnet.NewAnnouncer(log), silent{})
 	require.NoError(b, err)
 	outside.Gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "networkdriver.cilium.io"})
+	outside.Journal = settled{}
+	plugin := b.TempDir()
+	devices, err := tables.NewDeviceTable(db)
+	require.NoError(b, err)
+	outside.Metadata = metadata.New(metadata.Params{
+		Logger: log, Driver: "networkdriver.cilium.io", Node: "node", PluginDir: plugin, CDIFolder: plugin, Client: fake.NewClientset(),
+		DB: db, Devices: devices, Allocations: table,
+	})
 	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, link.Attrs().ParentIndex}}
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)
@@ -103,6 +143,7 @@ func BenchmarkHooks(b *testing.B) {
 	}
 	var run, stop time.Duration
 	for b.Loop() {
+		writeMetadata(b, plugin)
 		start := time.Now()
 		if err := hooks.RunPodSandbox(b.Context(), pod); err != nil {
 			b.Fatal(err)
