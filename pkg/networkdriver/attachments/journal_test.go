@@ -51,7 +51,12 @@ func (w *fakeWorld) OweClaim(claim tables.ClaimRef) error {
 }
 
 func (w *fakeWorld) SettleClaim(claim kubetypes.UID) error { return errors.New("not by the room") }
-func (w *fakeWorld) OwedClaims() []tables.ClaimRef         { return nil }
+func (w *fakeWorld) OwedClaims() (owed []tables.ClaimRef) {
+	for _, uid := range w.owed {
+		owed = append(owed, tables.ClaimRef{UID: uid})
+	}
+	return owed
+}
 
 func (w *fakeWorld) Forget(row *tables.DRAAllocation) error {
 	if err := w.fail["forget "+row.DeviceName]; err != nil {

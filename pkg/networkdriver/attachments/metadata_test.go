@@ -6,6 +6,8 @@ package attachments
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,7 +38,22 @@ func (w *fakeWorld) Describe(rows []*tables.DRAAllocation) error {
 
 func (w *fakeWorld) Undescribe(claim tables.ClaimRef) { delete(w.described, claim.UID) }
 
-func (w *fakeWorld) UndescribeOthers([]tables.ClaimRef) {}
+func (w *fakeWorld) UndescribeOthers(claims []tables.ClaimRef) {
+	w.write().Abort()
+	maps.DeleteFunc(w.described, func(uid kubetypes.UID, _ string) bool {
+		return !slices.Contains(w.claims(), uid) && !slices.ContainsFunc(claims, func(c tables.ClaimRef) bool { return c.UID == uid })
+	})
+}
+
+// TestDescribedAfterARestart removes what was left of claims that have nothing any more, and leaves what kubelet has containers look for.
+func TestDescribedAfterARestart(t *testing.T) {
+	f := newFixture(t)
+	row, _ := f.newRow("p", "d1", 1)
+	f.world.described = map[kubetypes.UID]string{"claim-of-p": "d1 in s1", "owed": "", "left": "d2 in s2"}
+	f.world.owed = []kubetypes.UID{"owed"}
+	require.NoError(t, f.Restore([]*tables.DRAAllocation{row}))
+	require.Equal(t, map[kubetypes.UID]string{"claim-of-p": "d1 in s1", "owed": ""}, f.world.described)
+}
 
 // TestDescribedFirst has containers read where all of a claim's devices are before any of them can start, also when only one of the
 // devices has just been moved, and after the agent was ended in between.
