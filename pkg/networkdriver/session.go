@@ -61,6 +61,7 @@ var rooms = []room{
 	{"restore", (*session).restore, false},
 	{"last-config", (*session).keepConfig, true},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
+	{"device-metadata", func(s *session, ctx context.Context, _ cell.Health) error { return s.metadata.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
 	{"quarantine", (*session).judge, false},
 	{"addresses", (*session).keepAddresses, true},

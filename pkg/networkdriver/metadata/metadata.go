@@ -7,6 +7,7 @@
 package metadata
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
@@ -34,8 +36,10 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 // The attributes of a device in its pod that no ResourceSlice has. An administrator cannot give attributes of these names.
@@ -52,6 +56,12 @@ const (
 	fileName    = "metadata.json"
 	specInfix   = "_metadata_"
 	deviceClass = "metadata"
+)
+
+const (
+	// repairInterval is how long a spec file may be other than it shall be, if that can be helped.
+	repairInterval = 10 * time.Second
+	specMode       = fs.FileMode(0o644)
 )
 
 // versions are those that the files are written in, the newest first.
@@ -79,13 +89,19 @@ type Params struct {
 type Files struct {
 	Params
 
-	mu sync.Mutex // guards failed
+	mu sync.Mutex // guards the fields below, and the spec files
 	// failed is why files could not be written, by their paths.
 	failed map[string]error
+	// specs are what the spec files shall be, by their paths.
+	specs map[string][]byte
+	// unrepaired are the spec files that are not.
+	unrepaired logonce.Problems[string]
 }
 
 // New returns the files.
-func New(p Params) *Files { return &Files{Params: p, failed: map[string]error{}} }
+func New(p Params) *Files {
+	return &Files{Params: p, failed: map[string]error{}, specs: map[string][]byte{}}
+}
 
 // Off says why there are no files, nil if there are: containers could not start if kubelet handed on a CDI device whose name is
 // none.
@@ -104,8 +120,19 @@ func (f *Files) Options() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(true, versions), kubeletplugin.CDIDirectory(f.CDIFolder),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			MkdirAll:  func(path string, mode fs.FileMode) error { return f.note(path, os.MkdirAll(path, mode)) },
-			WriteFile: func(path string, data []byte, mode fs.FileMode) error { return f.note(path, write(path, data, mode)) },
+			MkdirAll: func(path string, mode fs.FileMode) error {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.note(path, os.MkdirAll(path, mode))
+			},
+			WriteFile: func(path string, data []byte, mode fs.FileMode) error {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if _, ours := f.claimOf(filepath.Base(path)); ours {
+					f.specs[path] = data
+				}
+				return f.note(path, write(path, data, mode))
+			},
 			RemoveAll: f.removeFolder,
 			Remove:    f.removeSpec,
 		}),
@@ -129,9 +156,8 @@ func write(path string, data []byte, mode fs.FileMode) (err error) {
 	return err
 }
 
+// note needs the lock.
 func (f *Files) note(path string, err error) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	delete(f.failed, path)
 	if err != nil {
 		f.failed[path] = err
@@ -318,14 +344,52 @@ func (f *Files) Undescribe(claim tables.ClaimRef) {
 		func(uid kubetypes.UID) bool { return uid == claim.UID })
 }
 
+// Run has the spec files repaired from time to time, until the context ends.
+func (f *Files) Run(ctx context.Context) error {
+	for pause.For(ctx, repairInterval) {
+		f.Repair()
+	}
+	return nil
+}
+
+// Repair makes the spec files what they shall be, which somebody may have removed: a container that is to have one does not start
+// without, and kubelet does not have it made again.
+func (f *Files) Repair() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var failed []string
+	errs := map[string]error{}
+	for path, data := range f.specs {
+		if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, data) {
+			continue
+		}
+		if err := write(path, data, specMode); err != nil {
+			failed, errs[path] = append(failed, path), err
+			continue
+		}
+		f.Logger.Info("CDI spec file of what a pod reads about its devices is as it shall be again", "file", path)
+	}
+	for _, path := range f.unrepaired.Replace(failed...) {
+		f.Logger.Error("CDI spec file of what a pod reads about its devices is not as it shall be, it is tried again", "file", path, "error", errs[path])
+	}
+}
+
 // UndescribeOthers removes the files of all claims but those that have devices and the given ones. They are what an agent left that
-// was ended.
+// was ended. What stays is kept as it is.
 func (f *Files) UndescribeOthers(claims []tables.ClaimRef) {
 	f.removeAll(func(folder string) bool {
 		return !slices.ContainsFunc(claims, func(c tables.ClaimRef) bool { return folder == filepath.Base(f.folderOf(c)) })
 	}, func(uid kubetypes.UID) bool {
 		return !slices.ContainsFunc(claims, func(c tables.ClaimRef) bool { return uid == c.UID })
 	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	left, _ := filepath.Glob(f.specPrefix() + "*.json") // without any there is nothing to keep
+	for _, path := range left {
+		if data, err := os.ReadFile(path); err == nil {
+			f.specs[path] = data
+		}
+	}
 }
 
 // removeAll removes folders by their names, and spec files by the UIDs of their claims.
@@ -382,6 +446,9 @@ func (f *Files) removeSpec(path string) error {
 			return nil
 		}
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.specs, path)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -280,6 +280,37 @@ func TestUndescribeOthers(t *testing.T) {
 	require.ElementsMatch(t, []string{f.folderOf(kept.ClaimRef()), other, gate, f.specPrefix() + "uid-1_net.json"}, f.left())
 }
 
+// TestRepair makes spec files again that somebody has removed or spoilt, also those that an earlier life of the agent has written, and
+// none of claims that are gone.
+func TestRepair(t *testing.T) {
+	f := newFixture(t)
+	k := newKubelet(t, f)
+	row := f.row("c", "uid-1", "net", "vf1")
+	k.mustPrepare(k.claim("c", "uid-1"))
+	spec := f.specPrefix() + "uid-1_net.json"
+	want, err := os.ReadFile(spec)
+	require.NoError(t, err)
+	broken := func(files *Files) {
+		require.NoError(t, os.Remove(spec))
+		files.Repair()
+		require.FileExists(t, spec)
+		require.NoError(t, os.WriteFile(spec, nil, 0o644))
+		files.Repair()
+		got, err := os.ReadFile(spec)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	broken(f.Files)
+	next := New(f.Params)
+	next.UndescribeOthers(nil)
+	broken(next)
+
+	f.free(row)
+	k.unprepare("c", "uid-1")
+	f.Repair()
+	require.Empty(t, f.left())
+}
+
 // TestNoVendor has no files of a driver whose CDI devices no runtime would take.
 func TestNoVendor(t *testing.T) {
 	f := newFixture(t)
