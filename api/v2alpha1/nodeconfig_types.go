@@ -196,9 +196,9 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
 
 	// claims is what claims may ask of the pool's devices by parameters of
-	// their own. Any lets them ask for any VLAN or network; NetworkOnly for
-	// networks, whose namespaceSelector decides, and for podIfName; None for
-	// nothing. Parameters in a DeviceClass are the administrator's, and not
+	// their own. Any lets them ask for any VLAN, address, route or network;
+	// NetworkOnly for networks, whose namespaceSelector decides, for addresses
+	// of these, and for podIfName; None for nothing. Parameters in a DeviceClass are the administrator's, and not
 	// limited by this.
 	//
 	// +optional
@@ -229,7 +229,7 @@ type PoolAttribute string
 const (
 	// ClaimsAny lets claims use every parameter.
 	ClaimsAny = "Any"
-	// ClaimsNetworkOnly lets them use network and podIfName.
+	// ClaimsNetworkOnly lets them use network, addresses of it, and podIfName.
 	ClaimsNetworkOnly = "NetworkOnly"
 	// ClaimsNone lets them use none.
 	ClaimsNone = "None"

@@ -32,6 +32,8 @@ const (
 const (
 	JournalBefore   Point = "crashpoint-journal-before"
 	JournalAfter    Point = "crashpoint-journal-after"
+	AddressBefore   Point = "crashpoint-address-before"
+	AddressAfter    Point = "crashpoint-address-after"
 	SetupBefore     Point = "crashpoint-setup-before"
 	SetupAfter      Point = "crashpoint-setup-after"
 	StatusBefore    Point = "crashpoint-status-before"
@@ -54,6 +56,7 @@ const (
 	FreeBefore      Point = "crashpoint-free-before"
 	FreeVLAN        Point = "crashpoint-free-vlan"
 	FreeAfter       Point = "crashpoint-free-after"
+	AddressReturned Point = "crashpoint-address-returned"
 	Forgotten       Point = "crashpoint-forgotten"
 	Unprepared      Point = "crashpoint-unprepared"
 	PublishBefore   Point = "crashpoint-publish-before"
@@ -65,10 +68,10 @@ const (
 // Points returns all points, in their order.
 func Points() []Point {
 	return []Point{
-		JournalBefore, JournalAfter, SetupBefore, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
+		JournalBefore, JournalAfter, AddressBefore, AddressAfter, SetupBefore, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
 		SandboxRun, AttachBefore, AttachMoved, MetadataBefore, MetadataAfter, CDIBefore, CDIAfter,
 		DetachBefore, DetachMoved, DetachRestored, SandboxStopped,
-		UnprepareBefore, FreeBefore, FreeVLAN, FreeAfter, Forgotten, Unprepared,
+		UnprepareBefore, FreeBefore, FreeVLAN, FreeAfter, AddressReturned, Forgotten, Unprepared,
 		PublishBefore, PublishAfter, RestoreBefore, RestoreRows,
 	}
 }

@@ -13,6 +13,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -38,6 +39,10 @@ func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
 			gate.Requests = append(gate.Requests, row.Request)
 			gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
+			// Of a device with several links it is not known which one is meant.
+			if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {
+				gate.Hardware = append(gate.Hardware, gatehook.Device{Bus: id.Bus, Name: id.Device})
+			}
 		}
 		if err := r.world.OpenGate(gate); err != nil {
 			return fmt.Errorf("let containers use claim %s: %w", gate.ClaimName, err)

@@ -87,6 +87,8 @@ type Gate struct {
 	Requests []string
 	// Sandbox is the runtime's name of the sandbox, and NetNS the path of its network namespace.
 	Sandbox, NetNS string
+	// Hardware are the claim's devices that have one interface each, which is in the sandbox.
+	Hardware []gatehook.Device
 	// ClaimName and Pod are the namespaces and names of the claim and of the pod that has its devices, for people.
 	ClaimName, Pod string
 }
@@ -303,7 +305,7 @@ func (f *Files) contents(g Gate) (o *opening, err error) {
 			return nil, err
 		}
 		ns.Close()
-		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
+		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Hardware: g.Hardware, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
 			return nil, err
 		}
 		edits.Hooks = []*specs.Hook{{

@@ -198,8 +198,8 @@ func (h *HandOver) settle(now time.Time) {
 func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocation) error {
 	sandboxes := h.preparer.aliveIn(ref.Namespace)
 	_, owed := h.owed()[ref.UID]
-	if len(sandboxes) == 0 && (len(rows) > 0 || !owed) {
-		return nil // nobody waits, and whether a claim is gone that has nothing is still to be found out
+	if len(sandboxes) == 0 && !owed {
+		return nil // a claim that is owed may be gone, whoever runs
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
@@ -229,7 +229,11 @@ func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocat
 		h.tell(claim, rows[0], sandboxes)
 		return nil
 	}
-	return h.passOn(ctx, claim)
+	err = h.passOn(ctx, claim)
+	if s := sandboxOf(sandboxes, pod.UID); err != nil && s != nil {
+		h.events.Warn(*s, attachments.ReasonFailedPrepare, err.Error())
+	}
+	return err
 }
 
 // tell tells the pods that wait whom they wait for.

@@ -102,6 +102,9 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 		if a.Again {
 			s.Message += " again, after it was gone from there: addresses and routes that it had are lost"
 		}
+		if n := row.Config.Joined; n != nil && n.Lacks != "" {
+			s.Message += fmt.Sprintf(", without an %s address: network %s has no subnet of that family for this node", n.Lacks, row.Config.Network)
+		}
 	case row.PreparedDevice.Link().IsZero():
 		s.Ready = metav1.ConditionTrue
 		s.Message = "set up; the device has no network interface that could be moved into the pod"

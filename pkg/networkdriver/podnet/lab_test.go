@@ -86,6 +86,30 @@ func TestLabVFInAndOut(t *testing.T) {
 	}
 }
 
+// A VF that was made anew is not moved in the place of the former one.
+func TestLabVFMadeAnew(t *testing.T) {
+	f, devs := labVFs(t)
+	dev := devs[0]
+	former, err := f.HostIndex(f.ctx, dev)
+	require.NoError(t, err)
+	numVFs := filepath.Join("/sys/class/net", testenv.LabPF(t), "device/sriov_numvfs")
+	require.NoError(t, os.WriteFile(numVFs, []byte("0"), 0o644))
+	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
+	require.ErrorIs(t, err, ErrLinkGone)
+	require.NoError(t, os.WriteFile(numVFs, []byte("4"), 0o644))
+	require.Eventually(t, func() bool {
+		now, err := f.HostIndex(f.ctx, dev)
+		require.NoError(t, err)
+		return now != 0
+	}, wait, poll, "the VF gets no link")
+	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
+	require.ErrorIs(t, err, ErrAnotherLink)
+	require.Empty(t, f.pod.names())
+	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
+	require.NoError(t, err)
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, f.host.prepared(dev, dev.host.Name)))
+}
+
 func TestLabVFOfADeadNamespace(t *testing.T) {
 	f, devs := labVFs(t)
 	// One comes back under the name it had in the pod, one whose name is taken on the host as devN.

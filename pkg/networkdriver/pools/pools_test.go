@@ -133,6 +133,19 @@ func TestAssign(t *testing.T) {
 	}
 }
 
+// A device is where it is published, which the filters decide only until it is prepared.
+func TestOf(t *testing.T) {
+	configs := []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
+		pool("b", &v2alpha1.CiliumNetworkDriverDeviceFilter{}), pool("a", &v2alpha1.CiliumNetworkDriverDeviceFilter{IfNames: []string{"dummy0"}}),
+	}
+	one, two := rows(dummy("dummy0"))[0], rows(dummy("dummy1"))[0]
+	none := slices.Values([]*tables.DRAAllocation(nil))
+	assert.Equal(t, "a", Of(one, none, configs))
+	assert.Equal(t, "b", Of(two, none, configs))
+	assert.Empty(t, Of(one, none, nil))
+	assert.Equal(t, "gone", Of(one, slices.Values([]*tables.DRAAllocation{{DeviceName: "dummy0", Pool: "gone"}}), configs))
+}
+
 func TestSlicesSplit(t *testing.T) {
 	var devs []*inventorytest.Device
 	for i := range 300 {

@@ -42,6 +42,8 @@ type Device struct {
 	PCIeRoot string `json:"pcieRoot,omitempty"`
 	// NUMANode is nil if the device is near to no node in particular.
 	NUMANode *int64 `json:"numaNode,omitempty"`
+	// Rates are what the PF has made of the rates that a claim asks for, where that is something else; nil where it is not.
+	Rates *Rates `json:"rates,omitempty"`
 	// Original is what the device was like before Setup; nil for a device that is not prepared.
 	Original *Original `json:"original,omitempty"`
 
@@ -64,6 +66,12 @@ type Original struct {
 	VF VFSettings `json:"vf"`
 	// Settings are what ethtool(8) sets of the interface; nil if that is not known. The journal has them and records do not.
 	Settings nic.Settings `json:"-"`
+}
+
+// Rates are the rates that a PF holds a VF to, in Mbit/s, 0 for none.
+type Rates struct {
+	MinTx int `json:"minTx,omitempty"`
+	MaxTx int `json:"maxTx,omitempty"`
 }
 
 var _ types.Device = (*Device)(nil)
@@ -170,6 +178,9 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if !d.hasLink() && cfg.MTU() != 0 {
 		return fmt.Errorf("mtu: %s has no interface that could have one, it is bound to the driver %s", d.IfName(), d.Driver)
 	}
+	if !d.hasLink() && cfg.Joined == nil && cfg.InPod() != nil {
+		return fmt.Errorf("addresses and routes: %s has no interface that could have them, it is bound to the driver %s", d.IfName(), d.Driver)
+	}
 	if cfg.PodIfName == "" {
 		return nil
 	}
@@ -241,7 +252,7 @@ func (d *Device) Merge(prepared types.Device) types.Device {
 		return d
 	}
 	merged := *p
-	merged.Original = nil
+	merged.Original, merged.Rates = nil, nil
 	merged.manager = d.manager
 	return &merged
 }

@@ -6,6 +6,7 @@ package sriov
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -217,6 +218,9 @@ func TestValidate(t *testing.T) {
 	require.ErrorContains(t, kernelVF.Validate(types.DeviceConfig{Vlan: vlan(-1)}), "vlan: -1")
 	require.ErrorContains(t, kernelVF.Validate(types.DeviceConfig{PodIfName: "a/b"}), "podIfName")
 	require.ErrorContains(t, dpdk.Validate(types.DeviceConfig{PodIfName: "net1"}), "vfio-pci")
+	byHand := types.DeviceConfig{Routes: []types.Route{{To: netip.MustParsePrefix("2001:db8::/32"), Via: netip.MustParseAddr("fe80::1")}}}
+	require.NoError(t, kernelVF.Validate(byHand))
+	require.ErrorContains(t, dpdk.Validate(byHand), "addresses and routes: 0000-03-10-0 has no interface that could have them, it is bound to the driver vfio-pci")
 }
 
 func BenchmarkScan256(b *testing.B) {

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -17,8 +19,8 @@ import (
 // MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
 const MaxVLAN = 4094
 
-// parameterNames are the names of the opaque parameters, as messages list them.
-const parameterNames = "network, podIfName and vlan"
+// parameterNames are the names of the opaque parameters.
+var parameterNames = []string{"addresses", "network", "podIfName", "routes", "vlan"}
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
 // what the network that they name was when the device was prepared.
@@ -30,6 +32,10 @@ type DeviceConfig struct {
 	Vlan *int `json:"vlan,omitempty"`
 	// Network is the name of the network to join. It goes with no vlan, which the network says. Empty: none.
 	Network string `json:"network,omitempty"`
+	// Addresses are certain ones of the network, one of each family at most, or, without a network, those that the device gets.
+	Addresses []Address `json:"addresses,omitempty"`
+	// Routes are those to set in the pod for a device of no network, beside those to the addresses' subnets.
+	Routes []Route `json:"routes,omitempty"`
 	// Joined is the network of that name; nil for none, and until it has been looked up. No parameter sets it.
 	Joined *Network `json:"joined,omitempty"`
 }
@@ -56,8 +62,11 @@ func (c DeviceConfig) Check() error {
 			return fmt.Errorf("podIfName: %w", err)
 		}
 	}
-	return nil
+	return c.CheckTogether()
 }
+
+// IsZero says whether nothing is asked for.
+func (c DeviceConfig) IsZero() bool { return reflect.DeepEqual(c, DeviceConfig{}) }
 
 // Override returns the configuration with every parameter that other sets taken from other.
 func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
@@ -70,6 +79,12 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 	if other.Network != "" {
 		c.Network = other.Network
 	}
+	if len(other.Addresses) > 0 {
+		c.Addresses = other.Addresses
+	}
+	if len(other.Routes) > 0 {
+		c.Routes = other.Routes
+	}
 	return c
 }
 
@@ -81,6 +96,8 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		PodIfName *string          `json:"podIfName"`
 		Vlan      *json.RawMessage `json:"vlan"`
 		Network   *string          `json:"network"`
+		Addresses *json.RawMessage `json:"addresses"`
+		Routes    *json.RawMessage `json:"routes"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -90,10 +107,11 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return DeviceConfig{}, errors.New("data after the end of the parameters object")
 	}
-	if err := checkFieldNames(raw); err != nil {
+	if err := checkFieldNames(raw, parameterNames...); err != nil {
 		return DeviceConfig{}, err
 	}
 	var cfg DeviceConfig
+	var err error
 	if p.Vlan != nil {
 		var vlan int
 		if err := json.Unmarshal(*p.Vlan, &vlan); err != nil {
@@ -116,20 +134,39 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 		cfg.Network = *p.Network
 	}
-	return cfg, cfg.CheckTogether()
+	if p.Addresses != nil {
+		if cfg.Addresses, err = parseList("addresses", *p.Addresses, MaxAddresses, parseAddress); err != nil {
+			return DeviceConfig{}, err
+		}
+	}
+	if p.Routes != nil {
+		if cfg.Routes, err = parseList("routes", *p.Routes, MaxRoutes, parseRoute); err != nil {
+			return DeviceConfig{}, err
+		}
+	}
+	return cfg, cfg.checkEntry()
 }
 
-// CheckTogether refuses parameters that do not go together.
+// CheckTogether refuses parameters that do not go together. It is for all that is asked of a device; what each configuration of a
+// request says alone may need others.
 func (c DeviceConfig) CheckTogether() error {
+	if err := c.checkEntry(); err != nil {
+		return err
+	}
+	return c.checkByHand()
+}
+
+// checkEntry refuses what goes with nothing else.
+func (c DeviceConfig) checkEntry() error {
 	if c.Network != "" && c.Vlan != nil {
 		return fmt.Errorf("vlan: %d cannot be asked for together with network %s, which says what the VLAN is; leave one of them out", *c.Vlan, c.Network)
 	}
-	return nil
+	return c.checkAddressing()
 }
 
 // checkFieldNames refuses names that encoding/json takes in another case or twice: with two spellings of vlan it
 // would not be plain which one counts.
-func checkFieldNames(raw []byte) error {
+func checkFieldNames(raw []byte, allowed ...string) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
 		return errors.New("parameters must be a JSON object")
@@ -142,8 +179,8 @@ func checkFieldNames(raw []byte) error {
 		}
 		name, _ := t.(string)
 		switch {
-		case name != "podIfName" && name != "vlan" && name != "network":
-			return unknownFieldError(name)
+		case !slices.Contains(allowed, name):
+			return unknownFieldError(name, allowed)
 		case seen[name]:
 			return fmt.Errorf("field %q is given twice", name)
 		}
@@ -159,8 +196,9 @@ func checkFieldNames(raw []byte) error {
 	return nil
 }
 
-func unknownFieldError(name string) error {
-	return fmt.Errorf("unknown field %.64q, allowed are "+parameterNames, name)
+func unknownFieldError(name string, allowed []string) error {
+	last := len(allowed) - 1
+	return fmt.Errorf("unknown field %.64q, allowed are %s and %s", name, strings.Join(allowed[:last], ", "), allowed[last])
 }
 
 func describeDecodeError(err error) error {
@@ -172,7 +210,7 @@ func describeDecodeError(err error) error {
 		return fmt.Errorf("%s: a JSON %s is not a %s", typeErr.Field, typeErr.Value, typeErr.Type)
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return unknownFieldError(strings.Trim(name, `"`))
+		return unknownFieldError(strings.Trim(name, `"`), parameterNames)
 	}
 	return fmt.Errorf("decode parameters: %w", err)
 }

@@ -17,14 +17,21 @@ const (
 	RecordVersion = 1
 	// RecordVersionNetwork is the version of one with a network: an agent that knows of none would take the device out of its VLAN.
 	RecordVersionNetwork = 2
+	// RecordVersionAddresses is the version of one with addresses or routes that were asked for: an agent that knows of none would give
+	// the pod its device without them.
+	RecordVersionAddresses = 3
 )
 
 // RecordVersionOf returns the version in which a device with the configuration is recorded.
 func RecordVersionOf(cfg DeviceConfig) int {
-	if cfg.Joined != nil {
+	switch {
+	case len(cfg.Addresses) > 0 || len(cfg.Routes) > 0:
+		return RecordVersionAddresses
+	case cfg.Joined != nil:
 		return RecordVersionNetwork
+	default:
+		return RecordVersion
 	}
-	return RecordVersion
 }
 
 // Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is

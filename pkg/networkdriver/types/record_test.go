@@ -83,6 +83,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	f.Add([]byte(`{"version":1,"config":{"vlan":4095,"podIfName":".."}}`))
 	f.Add([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","journal":"j","config":{"later":1},"device":{},"later":true}`))
 	f.Add([]byte(`{"version":2,"manager":"m","podUID":"p","bootID":"b","device":{}}`))
+	f.Add([]byte(`{"version":3,"manager":"m","podUID":"p","bootID":"b","device":{},"config":{"addresses":["192.0.2.10/24"],"routes":[{"to":"::/0","via":"fe80::1"}]}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r, err := DecodeRecord(raw)
 		if err != nil {
