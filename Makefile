@@ -163,9 +163,10 @@ bench: ## Benchmarks; ratios are of one run on this machine.
 	$(GOTEST) -run '^$$' -bench . -benchmem ./operator/... ./pkg/...
 
 .PHONY: bench-api
-bench-api: $(LAB) ## The operator over 5,000 nodes and 50 cluster configs on a real API server. Takes minutes.
+bench-api: $(LAB) ## On a real API server: the operator over 5,000 nodes and 50 cluster configs, and networks of 101,000 addresses. Takes minutes.
 	$(LAB) build --control-plane
 	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -run '^$$' -bench '^BenchmarkAPIAddresses$$' -benchtime 1x -timeout 60m ./pkg/networkdriver/claims
 
 .PHONY: demo
 demo: IMAGE_ARCHS = amd64

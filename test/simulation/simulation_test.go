@@ -227,16 +227,17 @@ func (s *sim) endAll() {
 
 // shutdown ends all goroutines.
 func (s *sim) shutdown() {
+	processes := []*process{s.kubelet.process, s.runtime.process, s.world}
 	if s.agent != nil {
-		s.killAgent()
+		processes = append(processes, s.agent.process)
 	}
 	for _, n := range s.others {
 		if n.agent != nil {
-			n.kill()
+			processes = append(processes, n.agent)
 		}
 	}
-	for _, p := range []*process{s.kubelet.process, s.runtime.process, s.world} {
-		p.dead = true
+	s.condemn(processes...)
+	for _, p := range processes {
 		p.cancel()
 	}
 	for range 100 {

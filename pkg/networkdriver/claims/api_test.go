@@ -35,12 +35,12 @@ const otherDriver = "gpu.example.com"
 
 // apiServer is a real API server.
 type apiServer struct {
-	t      *testing.T
+	t      testing.TB
 	plane  *lab.ControlPlane
 	client *kubernetes.Clientset
 }
 
-func startAPIServer(t *testing.T) *apiServer {
+func startAPIServer(t testing.TB) *apiServer {
 	t.Helper()
 	bin := testenv.KubeBin(t)
 	plane, err := lab.StartControlPlane(t.Context(), lab.ControlPlaneOptions{Dir: t.TempDir(), Bin: []string{bin}})

@@ -105,6 +105,7 @@ func (h *host) vlan(device string) (int, bool) {
 type fakeWorld struct {
 	*host
 	attachments.StatusWriter
+	attachments.Addresses
 }
 
 var _ attachments.World = (*fakeWorld)(nil)
@@ -472,7 +473,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	log := slog.New(slog.DiscardHandler)
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)
-	f.world = &fakeWorld{f.host, f.status}
+	f.world = &fakeWorld{f.host, f.status, noAddresses{f.host}}
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
@@ -609,14 +610,18 @@ func opaque(driver, parameters string) resourceapi.DeviceConfiguration {
 
 func vlan(id int) *int { return &id }
 
-func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
-func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+// noAddresses are those of networks that have none.
+type noAddresses struct{ of *host }
+
+func (noAddresses) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (h *host) Return(context.Context, *tables.DRAAllocation) {}
-func (h *host) ReturnLeft(claim kubetypes.UID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.leftOf = append(h.leftOf, claim)
+func (noAddresses) Return(context.Context, *tables.DRAAllocation) {}
+func (a noAddresses) ReturnLeft(claim kubetypes.UID) {
+	a.of.mu.Lock()
+	defer a.of.mu.Unlock()
+	a.of.leftOf = append(a.of.leftOf, claim)
 }
+
+func (h *host) Tidy(string, types.DeviceConfig) error          { return nil }
 func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}

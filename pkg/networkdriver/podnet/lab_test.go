@@ -93,21 +93,24 @@ func TestLabVFMadeAnew(t *testing.T) {
 	former, err := f.HostIndex(f.ctx, dev)
 	require.NoError(t, err)
 	numVFs := filepath.Join("/sys/class/net", testenv.LabPF(t), "device/sriov_numvfs")
+	count, err := os.ReadFile(numVFs)
+	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(numVFs, []byte("0"), 0o644))
 	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, ErrLinkGone)
-	require.NoError(t, os.WriteFile(numVFs, []byte("4"), 0o644))
+	require.NoError(t, os.WriteFile(numVFs, count, 0o644))
 	require.Eventually(t, func() bool {
-		now, err := f.HostIndex(f.ctx, dev)
-		require.NoError(t, err)
-		return now != 0
+		link, err := f.host.LinkByName(dev.host.Name)
+		return err == nil && dev.id.Matches(link)
 	}, wait, poll, "the VF gets no link")
+	dev = f.host.prepared(dev, dev.host.Name)
 	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
 	require.ErrorIs(t, err, ErrAnotherLink)
 	require.Empty(t, f.pod.names())
 	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
 	require.NoError(t, err)
-	require.NoError(t, f.Detach(f.ctx, f.pod.path, f.host.prepared(dev, dev.host.Name)))
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	f.host.requireHome(dev)
 }
 
 func TestLabVFOfADeadNamespace(t *testing.T) {
