@@ -49,7 +49,7 @@ const (
 	totalMessage    = "the ifNames of all pools together may have at most 512 values"
 
 	attributeNameMessage     = "an attribute's name must be an identifier of at most 32 letters, digits and '_' that does not begin with a digit, with or without a DNS subdomain of at most 63 characters and '/' before it"
-	attributeReservedMessage = "the driver's own attributes (pool, deviceManager, ifName, kernelIfName, mtu, mac, pfName, vfID, vendor, deviceID, driver, linkSpeed, iommuGroup, rdma, rdmaDevice, virtual) and those of kubernetes.io, k8s.io and cni.cncf.io are not the administrator's"
+	attributeReservedMessage = "the driver's own attributes (pool, deviceManager, ifName, kernelIfName, mtu, mac, pfName, vfID, vendor, deviceID, driver, linkSpeed, iommuGroup, rdma, rdmaDevice, virtual, vlan, podMTU) and those of kubernetes.io, k8s.io and cni.cncf.io are not the administrator's"
 	attributeDomainMessage   = "an attribute of the driver's domain is named without it"
 
 	labelKeyLengthMessage = "a label key must have 1 to 317 characters"
@@ -110,7 +110,7 @@ var (
 // Names of attributes, and those that mean something already.
 var (
 	attributeName     = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
-	attributeReserved = regexp.MustCompile(`^(pool|deviceManager|ifName|kernelIfName|mtu|mac|pfName|vfID|vendor|deviceID|driver|linkSpeed|iommuGroup|rdma|rdmaDevice|virtual|(.*[.])?(kubernetes[.]io|k8s[.]io|cni[.]cncf[.]io)/.*)$`)
+	attributeReserved = regexp.MustCompile(`^(pool|deviceManager|ifName|kernelIfName|mtu|mac|pfName|vfID|vendor|deviceID|driver|linkSpeed|iommuGroup|rdma|rdmaDevice|virtual|vlan|podMTU|(.*[.])?(kubernetes[.]io|k8s[.]io|cni[.]cncf[.]io)/.*)$`)
 )
 
 // selectorOperators are the operators that a node selector may have.

@@ -44,6 +44,8 @@ const (
 	SandboxRun      Point = "crashpoint-sandbox-run"
 	AttachBefore    Point = "crashpoint-attach-before"
 	AttachMoved     Point = "crashpoint-attach-moved"
+	MetadataBefore  Point = "crashpoint-metadata-before"
+	MetadataAfter   Point = "crashpoint-metadata-after"
 	CDIBefore       Point = "crashpoint-cdi-before"
 	CDIAfter        Point = "crashpoint-cdi-after"
 	DetachBefore    Point = "crashpoint-detach-before"
@@ -67,7 +69,7 @@ const (
 func Points() []Point {
 	return []Point{
 		JournalBefore, JournalAfter, AddressBefore, AddressAfter, SetupBefore, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
-		SandboxRun, AttachBefore, AttachMoved, CDIBefore, CDIAfter,
+		SandboxRun, AttachBefore, AttachMoved, MetadataBefore, MetadataAfter, CDIBefore, CDIAfter,
 		DetachBefore, DetachMoved, DetachRestored, SandboxStopped,
 		UnprepareBefore, FreeBefore, FreeVLAN, FreeAfter, AddressReturned, Forgotten, Unprepared,
 		PublishBefore, PublishAfter, RestoreBefore, RestoreRows,

@@ -27,6 +27,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
@@ -61,6 +62,7 @@ var rooms = []room{
 	{"restore", (*session).restore, false},
 	{"last-config", (*session).keepConfig, true},
 	{"container-gate", func(s *session, ctx context.Context, _ cell.Health) error { return s.gate.Run(ctx) }, true},
+	{"device-metadata", func(s *session, ctx context.Context, _ cell.Health) error { return s.metadata.Run(ctx) }, true},
 	{"give-back", (*session).giveBack, false},
 	{"quarantine", (*session).judge, false},
 	{"addresses", (*session).keepAddresses, true},
@@ -92,6 +94,7 @@ type session struct {
 	writer      *claims.Writer
 	nri         *nri.Plugin
 	gate        *cdi.Files
+	metadata    *metadata.Files
 	hooks       *nri.Hooks
 	kubelet     *dra.Driver
 	handOver    *claims.HandOver
@@ -171,6 +174,11 @@ func (p *configuredPools) get() []v2alpha1.CiliumNetworkDriverDevicePoolConfig {
 	return nil
 }
 
+// attributes are what the administrator gives a pool's devices.
+func (p *configuredPools) attributes(pool string) pools.Attributes {
+	return pools.AttributesOf(p.get())[pool]
+}
+
 // ClaimParameters implements [claims.Pools].
 func (p *configuredPools) ClaimParameters(pool string) (string, bool) {
 	for _, c := range p.get() {
@@ -212,7 +220,12 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Logger: s.log, Folder: d.Config.CDISpecDir, Driver: spec.DriverName,
 		Hook: d.Config.GateHookPath, Places: filepath.Join(d.Config.JournalDir, placesDir),
 	})
-	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
+	s.metadata = metadata.New(metadata.Params{
+		Logger: s.log, Driver: spec.DriverName, Node: d.Config.NodeName,
+		PluginDir: dra.PluginDir(d.Config.KubeletRootDir, spec.DriverName), CDIFolder: d.Config.CDISpecDir,
+		Client: d.Clientset, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Attributes: s.pools.attributes,
+	})
+	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate, d.outside.Metadata = s.writer, s.writer, s.gate, s.metadata
 	resolver := networks.NewResolver(d.networks, d.node.labels)
 	s.keeper = networks.NewKeeper(networks.Params{
 		Logger: s.log, Objects: d.networks, Node: d.Config.NodeName, Held: s.held,
@@ -230,7 +243,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
-		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer,
+		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer, Metadata: s.metadata,
 		Runtime: s.runtime(), Metrics: d.draMetrics,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,

@@ -62,6 +62,8 @@ type view struct {
 	driverName string
 	// notReady are the reasons for not serving, the first cause first.
 	notReady []problem
+	// noMetadata is why pods read nothing about their devices, nil if they do.
+	noMetadata error
 	// gate is whether containers are held back and let go as their devices are.
 	gate cdi.State
 	// degraded are the parts that do not work while the rest does.
@@ -136,6 +138,7 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	v := view{
 		driverName:  d.session.spec.DriverName,
 		gate:        gate,
+		noMetadata:  d.session.metadata.Off(),
 		allocations: statedb.Collect(allocations),
 		reports:     statedb.Collect(reports),
 	}
@@ -269,6 +272,9 @@ func (v view) gateCondition() metav1.Condition {
 	c := nodeconfig.Condition(v2alpha1.ConditionContainerGate, true, reasonGateHolds, "containers that list a claim start while its devices are in their pod")
 	if !v.gate.Resolved {
 		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonGateNotSeen, "the runtime has not created a container that lists a claim, or does not resolve CDI devices"
+	}
+	if v.noMetadata != nil {
+		c.Message += "; " + v.noMetadata.Error()
 	}
 	return c
 }

@@ -42,7 +42,7 @@ var privileges = []privilege{
 	{name: "kubelet-plugins", drop: mount("kubelet-plugins"), log: `/plugins.*read-only file system`},
 	{name: "kubelet-registry", drop: mount("kubelet-registry"), log: `plugins_registry.*(read-only file system|no such file)`},
 	{name: "nri", drop: mount("nri"), log: `NRI socket .* does not exist`},
-	{name: "cdi", drop: mount("cdi"), pod: `CDI spec files?: .*read-only file system`},
+	{name: "cdi", drop: mount("cdi"), pod: `what the pod is to read about its devices: .*read-only file system`},
 	{name: "journal", drop: mount("journal"), pod: `the devices of the claim with uid .* are in no pod`, journal: true},
 	{name: "gate-hook", drop: mount("gate-hook"), log: `gate hook is not in place.*/networkdriver-hook: no such file`},
 	{name: "netns", drop: mount("netns"), pod: `network namespace .* of the pod is gone`},

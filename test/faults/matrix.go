@@ -88,6 +88,8 @@ var places = []place{
 	{crashpoint.SandboxRun, "when the sandbox starts", starting, 0, false, nil},
 	{crashpoint.AttachBefore, "before the move into the pod", starting, 0, true, nil},
 	{crashpoint.AttachMoved, "after the move into the pod", starting, 0, true, []string{kill, stop, remove}},
+	{crashpoint.MetadataBefore, "before the metadata file", starting, 0, true, nil},
+	{crashpoint.MetadataAfter, "after the metadata file", starting, 0, true, nil},
 	{crashpoint.CDIBefore, "before the CDI file", starting, 0, true, nil},
 	{crashpoint.CDIAfter, "after the CDI file", starting, 0, true, nil},
 	{crashpoint.DetachBefore, "before the move home", ending, 0, true, nil},

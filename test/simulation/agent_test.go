@@ -304,7 +304,7 @@ func (a *agent) prepareClaims(ctx context.Context, batch []*claim, results map[k
 		}
 		objects[i] = object
 	}
-	return each(objects, results, func(o *resourceapi.ResourceClaim) kubetypes.UID { return o.UID }, func(object *resourceapi.ResourceClaim) error {
+	err := each(objects, results, func(o *resourceapi.ResourceClaim) kubetypes.UID { return o.UID }, func(object *resourceapi.ResourceClaim) error {
 		ctx := withActor(ctx, actor+" "+object.Name)
 		waiting, cancel := context.WithTimeout(ctx, runtimePatience)
 		defer cancel()
@@ -319,6 +319,25 @@ func (a *agent) prepareClaims(ctx context.Context, batch []*claim, results map[k
 		_, err := a.preparer.Prepare(ctx, object)
 		return err
 	})
+	for _, object := range objects {
+		if results[object.UID] == nil {
+			results[object.UID] = a.describe(ctx, object)
+		}
+	}
+	return err
+}
+
+// describe writes what the helper was told a moment ago that the claim's pods are to read.
+func (a *agent) describe(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	s := a.sim
+	var places []string
+	s.do(&call{process: a.process, key: "complete claim " + claim.Name, effect: func() {
+		places = placesOf(statedb.Collect(a.allocations.List(a.db.ReadTxn(), tables.AllocationsByClaim(claim.UID))))
+	}})
+	s.do(&call{process: a.process, key: "write metadata of claim " + claim.Name, takes: span{10 * time.Microsecond, time.Millisecond}, effect: func() {
+		s.described[claim.UID] = places
+	}})
+	return a.preparer.Redescribe(withActor(ctx, actorOf(ctx)+" "+claim.Name), claim.UID)
 }
 
 func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results map[kubetypes.UID]error) error {
@@ -331,6 +350,14 @@ func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results
 		defer func() { <-a.slots }()
 		return a.preparer.Unprepare(ctx, info.uid)
 	})
+	for _, info := range batch {
+		s := a.sim
+		s.do(&call{process: a.process, key: "remove metadata of claim " + info.name, effect: func() {
+			if results[info.uid] == nil && !a.hasRows(info.uid) {
+				delete(s.described, info.uid)
+			}
+		}})
+	}
 	failed := errors.Join(slices.Collect(maps.Values(results))...)
 	if failed == nil && ctx.Err() == nil {
 		a.preparer.Unprepared(slices.Collect(maps.Keys(results)))

@@ -5,6 +5,7 @@ package simulation
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -101,7 +102,7 @@ func (s *sim) checkPrepared(c *claim, p *pod) {
 	}
 }
 
-// checkStarted: a container has the devices of the claims that it lists.
+// checkStarted: a container has the devices of the claims that it lists, and reads that it has them.
 func (s *sim) checkStarted(ctr *container) {
 	p, sb := ctr.sandbox.pod, ctr.sandbox
 	if s.api.pods[p.uid] == nil {
@@ -110,6 +111,9 @@ func (s *sim) checkStarted(ctr *container) {
 	for _, c := range ctr.claims {
 		if !c.reservedFor(p) {
 			continue
+		}
+		if said, ok := s.described[c.uid]; !ok || slices.ContainsFunc(said, func(sandbox string) bool { return sandbox != sb.id }) {
+			s.fail("container %s of pod %s was started in %s and reads of the devices of claim %s that they are in %q", ctr.name, p.name, sb.id, c.name, said)
 		}
 		for _, device := range c.devices() {
 			if v := s.kernel.vf(device); (!v.hasLink() || v.netns != sb.netns && v.netns != sb.netns+"-own") && !s.lostUnseen(v) {
@@ -184,6 +188,11 @@ func (s *sim) owed() []string {
 	for _, c := range s.api.sortedClaims() {
 		if got := len(c.object.Status.Devices); got != len(c.devices()) && !s.unprepared(c) && !c.emptied {
 			say("status of claim %s has %d devices, allotted are %v", c.name, got, c.devices())
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(s.described)) {
+		if !slices.ContainsFunc(s.api.sortedClaims(), func(c *claim) bool { return c.uid == uid }) {
+			say("what pods have read of claim %s is left", uid)
 		}
 	}
 	owed = append(owed, s.owedAddresses(allotted)...)

@@ -30,6 +30,8 @@ type mutant struct {
 	anyLink bool
 	// oweNothing: it is not kept that kubelet takes a claim for prepared that has lost devices.
 	oweNothing bool
+	// undescribed: what pods read of their devices stays as it was before they had them.
+	undescribed bool
 	// takeTaken: an address that another one has is taken all the same. returnFirst: one is given back before the link is home.
 	// noteLate: the journal knows of one after the API server does. keepAll: what is left is not looked for.
 	takeTaken, returnFirst, noteLate, keepAll bool

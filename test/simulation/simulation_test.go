@@ -125,6 +125,7 @@ func TestMutants(t *testing.T) {
 		"an address is returned before the link":   {returnFirst: true},
 		"the journal after the address":            {noteLate: true},
 		"nobody looks for addresses that are left": {keepAll: true},
+		"devices that are not described":           {undescribed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0
@@ -155,7 +156,7 @@ func stateDir(t *testing.T) string {
 func newSim(seed uint64, dir string, m mutant) *sim {
 	s := &sim{
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), start: time.Now(), wake: make(chan struct{}, 1),
-		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1",
+		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1", described: map[kubetypes.UID][]string{},
 	}
 	s.kernel = newKernel(s, vfCount)
 	s.api = newAPIServer(s)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -215,6 +216,47 @@ func (w *world) CloseOtherGates(claims []kubetypes.UID) {
 
 func (w *world) ReadMarkers(environment, devices []string) []cdi.Marker {
 	return w.gate.ReadMarkers(environment, devices)
+}
+
+func (w *world) Describe(rows []*tables.DRAAllocation) error {
+	uid := rows[0].ClaimUID
+	return w.file("describe claim "+rows[0].ClaimName, func() error {
+		if _, ok := w.sim.described[uid]; ok && !w.sim.mutant.undescribed {
+			w.sim.described[uid] = placesOf(rows)
+		}
+		return nil
+	})
+}
+
+// placesOf is what pods read about where a claim's devices are.
+func placesOf(rows []*tables.DRAAllocation) (sandboxes []string) {
+	for _, row := range rows {
+		sandbox := ""
+		if row.Attachment != nil {
+			sandbox = row.Attachment.SandboxID
+		}
+		sandboxes = append(sandboxes, sandbox)
+	}
+	return sandboxes
+}
+
+func (w *world) Undescribe(claim tables.ClaimRef) {
+	w.sim.do(&call{process: w.process, key: "undescribe claim " + claim.Name, effect: func() { delete(w.sim.described, claim.UID) }})
+}
+
+func (w *world) UndescribeOthers(claims []tables.ClaimRef) {
+	w.sim.do(&call{process: w.process, key: "undescribe others", effect: func() {
+		maps.DeleteFunc(w.sim.described, func(uid kubetypes.UID, _ []string) bool {
+			return !w.hasRows(uid) && !slices.ContainsFunc(claims, func(c tables.ClaimRef) bool { return c.UID == uid })
+		})
+	}})
+}
+
+func (a *agent) hasRows(claim kubetypes.UID) bool {
+	for range a.allocations.List(a.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
+		return true
+	}
+	return false
 }
 
 func (w *world) Note(row *tables.DRAAllocation, settled bool) error {

@@ -89,7 +89,11 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 			return fmt.Errorf("%s: %w", describe(row), m.err)
 		}
 	}
-	if err := r.openGates(claimsOf(rows), s.holds(&types.Attachment{})); err != nil {
+	err := r.describe(claimsOf(rows), moves)
+	if err == nil {
+		err = r.openGates(claimsOf(rows), s.holds(&types.Attachment{}))
+	}
+	if err != nil {
 		for _, m := range moves {
 			m.err = err
 		}

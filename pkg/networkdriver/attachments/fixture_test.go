@@ -56,6 +56,8 @@ func (d fakeDevice) Free(context.Context, types.DeviceConfig) error {
 // claims' status.
 type fakeWorld struct {
 	write func() statedb.WriteTxn
+	// claims are those with rows.
+	claims func() []kubetypes.UID
 
 	mu        sync.Mutex // guards all
 	place     map[nic.Identity]string
@@ -69,6 +71,7 @@ type fakeWorld struct {
 	events    []string
 	gates     map[kubetypes.UID]string // sandbox and requests by claim
 	opened    cdi.Gate                 // the last one
+	described map[kubetypes.UID]string // sandboxes by claim, as containers read of its devices
 	noted     map[string]bool          // settled, by device of the journal
 	owed      []kubetypes.UID          // claims
 	returned  []string                 // whose addresses
@@ -298,9 +301,10 @@ func newFixture(tb testing.TB) *fixture {
 	table, err := tables.NewAllocationTable(db)
 	require.NoError(tb, err)
 	world := &fakeWorld{
-		write: func() statedb.WriteTxn { return db.WriteTxn(table) },
-		place: map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
-		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, noted: map[string]bool{}, now: time.Unix(1, 0),
+		write:  func() statedb.WriteTxn { return db.WriteTxn(table) },
+		claims: func() []kubetypes.UID { return claimsOf(statedb.Collect(table.All(db.ReadTxn()))) },
+		place:  map[nic.Identity]string{}, gone: map[string]bool{}, fail: map[string]error{}, block: map[string]chan struct{}{},
+		statuses: map[kubetypes.UID][]string{}, gates: map[kubetypes.UID]string{}, described: map[kubetypes.UID]string{}, noted: map[string]bool{}, now: time.Unix(1, 0),
 	}
 	metrics, err := NewMetrics(prometheus.NewRegistry())
 	require.NoError(tb, err)

@@ -4,7 +4,10 @@
 package attachments
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/statedb"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -48,15 +51,57 @@ func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 	return nil
 }
 
-// syncGates opens or closes the gates of the pod's claims by what the rows say. The claims' locks are needed.
-func (r *Room) syncGates(pod kubetypes.UID) {
+// describe has containers of the claims read what moved rows say, and of the claims' other devices what the table says. It comes
+// before the gates are opened, and needs the claims' locks.
+func (r *Room) describe(claims []kubetypes.UID, moved []*move) error {
+	for _, claim := range claims {
+		rows := statedb.Collect(r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)))
+		for i, row := range rows {
+			if j := slices.IndexFunc(moved, func(m *move) bool { return m.row.Pool == row.Pool && m.row.DeviceName == row.DeviceName }); j >= 0 {
+				rows[i] = moved[j].now
+			}
+		}
+		if len(rows) == 0 {
+			continue // unprepared meanwhile
+		}
+		if err := r.world.Describe(rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Redescribe has containers of a claim read where its devices are, after something else may have been written.
+func (r *Room) Redescribe(ctx context.Context, uid kubetypes.UID) error {
+	claim, err := r.Lock(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer claim.Unlock()
+	return r.describe([]kubetypes.UID{uid}, nil)
+}
+
+// Undescribe is for a claim that is gone.
+func (r *Room) Undescribe(claim tables.ClaimRef) { r.world.Undescribe(claim) }
+
+// syncGates opens or closes the gates of the pod's claims by what the rows say, after what their containers read is put right. The
+// claims' locks are needed.
+func (r *Room) syncGates(pod kubetypes.UID) error {
+	var failed error
 	for _, claim := range claimsOf(r.rowsOfPod(pod)) {
-		if in := r.placeOf(claim); in != nil {
+		in := r.placeOf(claim)
+		if in != nil {
+			if err := r.describe([]kubetypes.UID{claim}, nil); err != nil {
+				in, failed = nil, errors.Join(failed, err)
+			}
+		}
+		if in != nil {
 			_ = r.openGates([]kubetypes.UID{claim}, in) // the gate is tried again by itself
 		} else {
 			r.world.CloseGate(claim)
 		}
 	}
+	return failed
 }
 
 // placeOf returns an attachment to the one sandbox that all devices of the claim are in, to stay.

@@ -51,7 +51,12 @@ func (w *fakeWorld) OweClaim(claim tables.ClaimRef) error {
 }
 
 func (w *fakeWorld) SettleClaim(claim kubetypes.UID) error { return errors.New("not by the room") }
-func (w *fakeWorld) OwedClaims() []tables.ClaimRef         { return nil }
+func (w *fakeWorld) OwedClaims() (owed []tables.ClaimRef) {
+	for _, uid := range w.owed {
+		owed = append(owed, tables.ClaimRef{UID: uid})
+	}
+	return owed
+}
 
 func (w *fakeWorld) Forget(row *tables.DRAAllocation) error {
 	if err := w.fail["forget "+row.DeviceName]; err != nil {
@@ -235,6 +240,9 @@ func (l life) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
 func (l life) OpenGate(cdi.Gate) error                         { return nil }
 func (l life) CloseGate(kubetypes.UID)                         {}
 func (l life) WasOpened(kubetypes.UID, string) bool            { return false }
+func (l life) Describe([]*tables.DRAAllocation) error          { return nil }
+func (l life) Undescribe(tables.ClaimRef)                      {}
+func (l life) UndescribeOthers([]tables.ClaimRef)              {}
 func (l life) CloseOtherGates([]kubetypes.UID)                 {}
 func (l life) ReadMarkers(_, _ []string) []cdi.Marker          { return nil }
 func (l life) Warn(Sandbox, string, string)                    {}

@@ -26,8 +26,9 @@ type Outside struct {
 	*podnet.Announcer
 	// StatusWriter is set before the room is used: it goes by the driver's name, which the node config says.
 	StatusWriter
-	// Gate and ClaimReader go by the driver's name too.
+	// Gate, Metadata and ClaimReader go by the driver's name too.
 	Gate
+	Metadata
 	ClaimReader
 	Events
 	// Addresses go by the journal.

@@ -67,6 +67,7 @@ func (r *Room) Restore(rows []*tables.DRAAllocation) error {
 		return err
 	}
 	r.world.CloseOtherGates(claimsOf(rows))
+	r.world.UndescribeOthers(r.OwedClaims()) // which kubelet has containers read about, once they have devices again
 	txn := r.db.WriteTxn(r.table)
 	defer txn.Commit()
 	r.restored(txn)

@@ -109,7 +109,9 @@ func (r *Room) settle(ctx context.Context, rows []*tables.DRAAllocation, sandbox
 	}
 	r.commit(changed)
 	if failed == nil && len(rows) > 0 {
-		r.syncGates(rows[0].PodUID)
+		if failed = r.syncGates(rows[0].PodUID); failed != nil {
+			r.fail(rows, failed)
+		}
 	}
 
 	target, ok := lateTarget(sandboxes)
@@ -117,6 +119,15 @@ func (r *Room) settle(ctx context.Context, rows []*tables.DRAAllocation, sandbox
 		return failed
 	}
 	return r.attachRows(ctx, missing, target)
+}
+
+// fail notes in the rows why containers of their pod are held back, which [Room.Ensure] tries to mend.
+func (r *Room) fail(rows []*tables.DRAAllocation, failure error) {
+	for _, row := range rows {
+		if _, err := r.edit(row, func(now *tables.DRAAllocation) { now.Error = failure.Error() }); err != nil {
+			r.log.Error("Allocation row could not be written", "error", err)
+		}
+	}
 }
 
 // locate looks for the row's device, notes where it is and says whether that is its place: in one of the sandboxes, or

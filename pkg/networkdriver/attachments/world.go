@@ -66,6 +66,7 @@ type World interface {
 
 	StatusWriter
 	Gate
+	Metadata
 	Events
 	Checker
 	Journal
@@ -86,6 +87,16 @@ type StatusWriter interface {
 	// Withdraw takes the entries of devices that no longer have a row out of the claim's status, some time later
 	// and without a promise: the claim may be gone. A later Apply for the claim overrules it.
 	Withdraw(claim tables.ClaimRef)
+}
+
+// Metadata is what programs in a pod read about its devices.
+type Metadata interface {
+	// Describe makes what containers read that start from now on say where a claim's devices are, as rows say: all of the claim's, at
+	// least one.
+	Describe(rows []*tables.DRAAllocation) error
+	// Undescribe removes it for a claim that is gone, and UndescribeOthers for all claims without rows but the given ones.
+	Undescribe(claim tables.ClaimRef)
+	UndescribeOthers(claims []tables.ClaimRef)
 }
 
 // Addresses are those that networks have for devices.

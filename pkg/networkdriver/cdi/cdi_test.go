@@ -131,11 +131,14 @@ func TestCloseOtherGates(t *testing.T) {
 	require.NoError(t, f.OpenGate(gateOf(other, "s", "net")))
 	foreign := filepath.Join(f.Folder, driver+"_metadata_"+string(other)+".json")
 	require.NoError(t, os.WriteFile(foreign, nil, 0o644))
+	named := filepath.Join(f.Folder, driver+"-claim_metadata_"+string(other)+"_net.json")
+	require.NoError(t, os.WriteFile(named, nil, 0o644), "of a driver whose name ends in -claim")
 
 	newFiles(t, f.Folder).CloseOtherGates([]kubetypes.UID{claim})
 	require.FileExists(t, f.path(claim))
 	require.NoFileExists(t, f.path(other))
 	require.FileExists(t, foreign)
+	require.FileExists(t, named)
 }
 
 // TestRepair makes up for a folder that cannot be written, and for files that somebody removed.

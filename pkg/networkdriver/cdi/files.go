@@ -158,7 +158,8 @@ func (f *Files) claimsIn(folder, prefix, suffix string) (claims []kubetypes.UID)
 	for _, entry := range entries {
 		claim, ours := strings.CutPrefix(entry.Name(), prefix)
 		claim, isSpec := strings.CutSuffix(claim, suffix)
-		if ours && isSpec {
+		// Of a driver whose name is ours and this class, kubeletplugin has its own files.
+		if ours && isSpec && !strings.HasPrefix(claim, "metadata_") {
 			claims = append(claims, kubetypes.UID(claim))
 		}
 	}
@@ -177,7 +178,7 @@ func (f *Files) ReadMarkers(environment, devices []string) []Marker {
 	var err error
 	if len(markers) == 0 {
 		err = errors.New("the container runtime does not resolve CDI devices, so that containers may start without the devices of " +
-			"their pod while the agent is away: enable CDI in the runtime (containerd 1.7: enable_cdi = true, and cdi_spec_dirs)")
+			"their pod while the agent is away, and see no metadata of them: enable CDI in the runtime (containerd 1.7: enable_cdi = true, and cdi_spec_dirs)")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -184,10 +184,15 @@ func (h *host) Setup(ctx context.Context, dev types.Device, config types.DeviceC
 func (h *host) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
 	return dev.Free(ctx, config)
 }
-func (h *host) OpenGate(cdi.Gate) error              { return nil }
-func (h *host) CloseGate(kubetypes.UID)              {}
-func (h *host) WasOpened(kubetypes.UID, string) bool { return false }
-func (h *host) CloseOtherGates([]kubetypes.UID)      {}
+func (h *host) OpenGate(cdi.Gate) error                { return nil }
+func (h *host) CloseGate(kubetypes.UID)                {}
+func (h *host) WasOpened(kubetypes.UID, string) bool   { return false }
+func (h *host) Describe([]*tables.DRAAllocation) error { return nil }
+func (h *host) UndescribeOthers([]tables.ClaimRef)     {}
+func (h *host) Undescribe(claim tables.ClaimRef) {
+	_ = h.enter(context.Background(), "undescribe "+claim.Name)
+}
+func (h *host) CloseOtherGates([]kubetypes.UID) {}
 func (h *host) ReadMarkers(environment, _ []string) []cdi.Marker {
 	return cdi.MarkersIn(environment)
 }

@@ -212,6 +212,7 @@ func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocat
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && claim.UID != ref.UID:
 		h.preparer.Room.Settle(ref.UID)
+		h.preparer.Room.Undescribe(ref)
 		return nil
 	case err != nil:
 		return err

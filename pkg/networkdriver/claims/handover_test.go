@@ -332,3 +332,32 @@ func TestHandOverThatTheEndOfTheAgentInterrupted(t *testing.T) {
 	require.Equal(t, []string{"setup a", "attach a /s2"}, h.host.takeCalls())
 	require.Equal(t, "second", h.row("a").PodName)
 }
+
+// A claim that has lost its devices without kubelet is looked at until it is gone, and then nothing of it stays on the node: not what
+// its pods have read either. It needs no pod that waits.
+func TestOwedClaimIsGone(t *testing.T) {
+	h := newHandedOver(t, "a")
+	claim := newClaim("c", with("net", "a"), forPod("first"))
+	first := h.prepareAndRun(claim, "first", "s1")
+	h.host.stop("s1")
+	require.NoError(t, h.Room.Detach(t.Context(), first))
+	held, err := h.Room.Lock(t.Context(), claim.UID)
+	require.NoError(t, err)
+	h.Room.Owe(RefOf(claim))
+	require.NoError(t, held.Release(t.Context()))
+	held.Unlock()
+	h.host.takeCalls()
+
+	h.wait(30)
+	require.NotContains(t, h.host.takeCalls(), "undescribe c", "kubelet may have containers of it read that")
+	h.api.mu.Lock()
+	delete(h.api.claims, "default/c")
+	h.api.mu.Unlock()
+	h.wait(30)
+	require.Contains(t, h.host.takeCalls(), "undescribe c")
+	require.Empty(t, h.Room.OwedClaims())
+	reads, _ := h.api.counts()
+	h.wait(30)
+	after, _ := h.api.counts()
+	require.Equal(t, reads, after)
+}

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -97,8 +96,6 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 	case a != nil && a.Moved:
 		s.Ready = metav1.ConditionTrue
 		s.Message = "the pod has moved the interface into a network namespace of its own"
-		s.IfName = a.IfName
-		s.MAC = a.MAC
 	case a != nil && a.IfName != "":
 		s.Ready = metav1.ConditionTrue
 		s.Message = fmt.Sprintf("interface %s is in the pod", a.IfName)
@@ -108,9 +105,6 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 		if n := row.Config.Joined; n != nil && n.Lacks != "" {
 			s.Message += fmt.Sprintf(", without an %s address: network %s has no subnet of that family for this node", n.Lacks, row.Config.Network)
 		}
-		s.IfName = a.IfName
-		s.MAC = a.MAC
-		s.IPs = validIPs(a.IPs)
 	case row.PreparedDevice.Link().IsZero():
 		s.Ready = metav1.ConditionTrue
 		s.Message = "set up; the device has no network interface that could be moved into the pod"
@@ -122,24 +116,12 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 		s.Message = row.Error
 	}
 	s.Message = truncate.UTF8(s.Message, maxMessageLen)
-	s.IfName = truncate.UTF8(s.IfName, resourceapi.NetworkDeviceDataInterfaceNameMaxLength)
-	s.MAC = truncate.UTF8(s.MAC, resourceapi.NetworkDeviceDataHardwareAddressMaxLength)
-	return s, nil
-}
-
-// validIPs returns of the addresses what the API takes: different CIDRs in canonical form, the first 16 of them.
-func validIPs(ips []string) []string {
-	var valid []string
-	for _, ip := range ips {
-		prefix, err := netip.ParsePrefix(ip)
-		if err != nil {
-			continue
-		}
-		if s := prefix.String(); !slices.Contains(valid, s) && len(valid) < resourceapi.NetworkDeviceDataMaxIPs {
-			valid = append(valid, s)
+	if row.Attachment != nil {
+		if n := row.Attachment.NetworkData(); n != nil {
+			s.IfName, s.MAC, s.IPs = n.InterfaceName, n.HardwareAddress, n.IPs
 		}
 	}
-	return valid
+	return s, nil
 }
 
 // sortedKeys returns the JSON object with sorted keys and without blanks, for comparison; what is no JSON stays.

@@ -49,6 +49,12 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	return nil
 }
 
+// Redescribe has containers of a claim read where its devices are, after kubelet's answer has been written down: a sandbox may have
+// come in between.
+func (p *Preparer) Redescribe(ctx context.Context, claim kubetypes.UID) error {
+	return p.Room.Redescribe(ctx, claim)
+}
+
 // Unprepared says that kubelet is being told that the claims are unprepared: all of those that it asked for, or none, since it
 // takes all of them for prepared when it is told otherwise of one.
 func (p *Preparer) Unprepared(claims []kubetypes.UID) {

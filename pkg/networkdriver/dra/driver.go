@@ -53,6 +53,7 @@ type Params struct {
 	// Client publishes, Prompt reads claims while kubelet waits.
 	Client, Prompt kubernetes.Interface
 	Claims         Claims
+	Metadata       Metadata
 	Runtime        Runtime
 	DB             *statedb.DB
 	Devices        statedb.Table[*tables.DRADevice]
@@ -67,6 +68,7 @@ type Driver struct {
 	config    Config
 	prompt    kubernetes.Interface
 	claims    Claims
+	metadata  Metadata
 	runtime   Runtime
 	state     *tracker
 	metrics   *Metrics
@@ -83,7 +85,7 @@ func New(p Params) *Driver {
 		failing: map[string]error{}, dropped: map[string]error{},
 	}
 	return &Driver{
-		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, runtime: p.Runtime, state: state, metrics: p.Metrics,
+		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, metadata: p.Metadata, runtime: p.Runtime, state: state, metrics: p.Metrics,
 		writer: writer,
 		publisher: &publisher{
 			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,

@@ -26,6 +26,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 var (
@@ -189,7 +190,7 @@ func TestClaimsInParallel(t *testing.T) {
 		}
 		<-release
 		return claims.Result{}, nil
-	}}, fakeRuntime{})
+	}}, noMetadata{}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 3 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -225,7 +226,7 @@ func TestAwaitingTakesNoSlot(t *testing.T) {
 	p := newKubeletPlugin(nil, "", fakeClaims{
 		await:     func(context.Context, *resourceapi.ResourceClaim) { waiting.Add(1); <-freed },
 		unprepare: func(context.Context, kubetypes.UID) error { close(freed); return nil },
-	}, fakeRuntime{})
+	}, noMetadata{}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 2 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -249,7 +250,7 @@ func TestPrepareNeedsTheRuntime(t *testing.T) {
 		p := newKubeletPlugin(nil, "", fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
 			t.Error("prepared without the runtime")
 			return claims.Result{}, nil
-		}}, fakeRuntime{away: reason})
+		}}, noMetadata{}, fakeRuntime{away: reason})
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "uid"}}
 		start := time.Now()
 		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
@@ -277,22 +278,72 @@ func TestUnpreparedAllOrNone(t *testing.T) {
 			return nil
 		},
 		answered: func(claims []kubetypes.UID) { answered = append(answered, claims...) },
-	}, fakeRuntime{})
+	}, noMetadata{}, fakeRuntime{})
 	both := []kubeletplugin.NamespacedObject{{UID: "a"}, {UID: "b"}}
+	answer := func() {
+		errs, err := p.UnprepareResourceClaims(ctx, both)
+		require.NoError(t, err)
+		response := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
+		for uid, err := range errs {
+			response.Claims[string(uid)] = &drapb.NodeUnprepareResourceResponse{}
+			if err != nil {
+				response.Claims[string(uid)].Error = err.Error()
+			}
+		}
+		p.answered(ctx, response)
+	}
 	failure = errors.New("busy")
-	errs, err := p.UnprepareResourceClaims(ctx, both)
-	require.NoError(t, err)
-	require.Equal(t, map[kubetypes.UID]error{"a": nil, "b": failure}, errs)
+	answer()
 	require.Empty(t, answered)
 
 	failure = nil
-	_, err = p.UnprepareResourceClaims(ctx, both)
-	require.NoError(t, err)
+	answer()
 	require.ElementsMatch(t, []kubetypes.UID{"a", "b"}, answered)
 
 	cancel()
 	answered = nil
-	_, err = p.UnprepareResourceClaims(ctx, both)
-	require.NoError(t, err)
+	answer()
 	require.Empty(t, answered)
+}
+
+// unwritten has no files of the claims that it names.
+type unwritten struct {
+	noMetadata
+	claims map[string]string
+}
+
+func (u unwritten) Check(claim tables.ClaimRef, ids []string) error {
+	if reason := u.claims[claim.Name]; reason != "" {
+		return fmt.Errorf("%s: %v", reason, ids)
+	}
+	return nil
+}
+
+// A claim whose pod would read nothing, or something else than is so, is not prepared; those beside it are.
+func TestPrepareNeedsTheMetadata(t *testing.T) {
+	var redescribed []kubetypes.UID
+	p := newKubeletPlugin(nil, "", fakeClaims{redescribe: func(claim kubetypes.UID) error {
+		redescribed = append(redescribed, claim)
+		if claim == "late-uid" {
+			return errors.New("no space left on device")
+		}
+		return nil
+	}}, unwritten{claims: map[string]string{"full": "no space left on device"}}, fakeRuntime{})
+	answer := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
+	var cs []*drapb.Claim
+	for _, name := range []string{"good", "full", "late", "bad", "unasked"} {
+		cs = append(cs, &drapb.Claim{Namespace: "default", Name: name, Uid: name + "-uid"})
+		answer.Claims[name+"-uid"] = &drapb.NodePrepareResourceResponse{Devices: []*drapb.Device{{CdiDeviceIds: []string{"id-of-" + name}}}}
+	}
+	answer.Claims["bad-uid"] = &drapb.NodePrepareResourceResponse{Error: "vlan: 5000 is not in 0..4094"}
+	delete(answer.Claims, "unasked-uid")
+
+	p.described(t.Context(), cs, answer)
+	require.Len(t, answer.Claims["good-uid"].Devices, 1)
+	require.Empty(t, answer.Claims["good-uid"].Error)
+	require.Equal(t, "prepare claim default/full: no space left on device: [id-of-full]", answer.Claims["full-uid"].Error)
+	require.Empty(t, answer.Claims["full-uid"].Devices)
+	require.Equal(t, "prepare claim default/late: no space left on device", answer.Claims["late-uid"].Error)
+	require.Equal(t, "vlan: 5000 is not in 0..4094", answer.Claims["bad-uid"].Error)
+	require.Equal(t, []kubetypes.UID{"good-uid", "late-uid"}, redescribed)
 }

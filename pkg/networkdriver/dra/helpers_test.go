@@ -25,6 +25,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cilium/networkdriver/internal/testenv"
@@ -62,10 +63,11 @@ func newClient() *fake.Clientset {
 
 // fakeClaims answers for claims. Functions that are not set succeed.
 type fakeClaims struct {
-	await     func(context.Context, *resourceapi.ResourceClaim)
-	prepare   func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error)
-	unprepare func(context.Context, kubetypes.UID) error
-	answered  func([]kubetypes.UID)
+	await      func(context.Context, *resourceapi.ResourceClaim)
+	prepare    func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error)
+	unprepare  func(context.Context, kubetypes.UID) error
+	redescribe func(kubetypes.UID) error
+	answered   func([]kubetypes.UID)
 }
 
 func (f fakeClaims) AwaitDevices(ctx context.Context, claim *resourceapi.ResourceClaim) {
@@ -88,11 +90,25 @@ func (f fakeClaims) Unprepare(ctx context.Context, claim kubetypes.UID) error {
 	return f.unprepare(ctx, claim)
 }
 
+func (f fakeClaims) Redescribe(_ context.Context, claim kubetypes.UID) error {
+	if f.redescribe == nil {
+		return nil
+	}
+	return f.redescribe(claim)
+}
+
 func (f fakeClaims) Unprepared(claims []kubetypes.UID) {
 	if f.answered != nil {
 		f.answered(claims)
 	}
 }
+
+// noMetadata has pods read nothing.
+type noMetadata struct{}
+
+func (noMetadata) Options() []kubeletplugin.Option                { return nil }
+func (noMetadata) Complete(kubetypes.UID, []kubeletplugin.Device) {}
+func (noMetadata) Check(tables.ClaimRef, []string) error          { return nil }
 
 // fakeRuntime is a container runtime that is connected unless it is away.
 type fakeRuntime struct{ away string }
@@ -144,7 +160,7 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 		change(&config)
 	}
 	f.Driver = New(Params{
-		Logger: log, Config: config, Client: f.client, Prompt: f.client, Claims: claims, Runtime: fakeRuntime{},
+		Logger: log, Config: config, Client: f.client, Prompt: f.client, Claims: claims, Metadata: noMetadata{}, Runtime: fakeRuntime{},
 		DB: f.db, Devices: devices, Allocations: f.allocations, Metrics: NewMetrics(),
 	})
 	return f

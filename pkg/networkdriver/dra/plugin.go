@@ -5,20 +5,19 @@ package dra
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // maxClaims is how many claims are worked on at once. Each is a few netlink and apiserver requests.
@@ -36,6 +35,8 @@ type Claims interface {
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Result, error)
 	// Unprepare gives the claim's devices back. A claim that is not prepared is no error.
 	Unprepare(ctx context.Context, claim kubetypes.UID) error
+	// Redescribe makes what the claim's pods read about its devices what it should be, after it was written anew.
+	Redescribe(ctx context.Context, claim kubetypes.UID) error
 	// Unprepared says that kubelet is being told that all claims that it has asked for are unprepared.
 	Unprepared(claims []kubetypes.UID)
 }
@@ -47,12 +48,23 @@ type Runtime interface {
 	WaitConnected(ctx context.Context) error
 }
 
+// Metadata is what pods read about their devices, in files that come with kubelet's answers; [metadata.Files] is the one.
+type Metadata interface {
+	// Options have kubeletplugin write and remove the files.
+	Options() []kubeletplugin.Option
+	// Complete adds to a claim's prepared devices what the files are to say.
+	Complete(claim kubetypes.UID, devices []kubeletplugin.Device)
+	// Check says why there are no files for a claim with these CDI devices, nil if there are.
+	Check(claim tables.ClaimRef, ids []string) error
+}
+
 // kubeletPlugin answers kubelet's calls.
 type kubeletPlugin struct {
-	log     *slog.Logger
-	driver  string
-	claims  Claims
-	runtime Runtime
+	log      *slog.Logger
+	driver   string
+	claims   Claims
+	metadata Metadata
+	runtime  Runtime
 	// slots has room for the claims that are worked on.
 	slots chan struct{}
 	// failed takes the error of a gRPC server that ended by itself.
@@ -61,9 +73,9 @@ type kubeletPlugin struct {
 
 var _ kubeletplugin.DRAPlugin = &kubeletPlugin{}
 
-func newKubeletPlugin(log *slog.Logger, driver string, claims Claims, runtime Runtime) *kubeletPlugin {
+func newKubeletPlugin(log *slog.Logger, driver string, claims Claims, metadata Metadata, runtime Runtime) *kubeletPlugin {
 	return &kubeletPlugin{
-		log: log, driver: driver, claims: claims, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1),
+		log: log, driver: driver, claims: claims, metadata: metadata, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1),
 	}
 }
 
@@ -91,8 +103,49 @@ func (p *kubeletPlugin) PrepareResourceClaims(ctx context.Context, cs []*resourc
 		p.claims.AwaitDevices(ctx, claim)
 		return nil
 	}
-	return each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, await, prepare,
-		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} }), nil
+	results := each(ctx, p.slots, cs, func(c *resourceapi.ResourceClaim) kubetypes.UID { return c.UID }, await, prepare,
+		func(err error) kubeletplugin.PrepareResult { return kubeletplugin.PrepareResult{Err: err} })
+	for claim, result := range results {
+		p.metadata.Complete(claim, result.Devices)
+	}
+	return results, nil
+}
+
+// described fails the claims in kubelet's answer whose files could not be written, which kubeletplugin only logs. Of the others the
+// files are put right again: a sandbox may have got the devices after kubeletplugin was told what to write.
+func (p *kubeletPlugin) described(ctx context.Context, cs []*drapb.Claim, answer *drapb.NodePrepareResourcesResponse) {
+	for _, c := range cs {
+		prepared := answer.GetClaims()[c.Uid]
+		if prepared == nil || prepared.Error != "" {
+			continue
+		}
+		var ids []string
+		for _, d := range prepared.Devices {
+			ids = append(ids, d.CdiDeviceIds...)
+		}
+		claim := tables.ClaimRef{Namespace: c.Namespace, Name: c.Name, UID: kubetypes.UID(c.Uid)}
+		err := p.metadata.Check(claim, ids)
+		if err == nil {
+			err = p.claims.Redescribe(ctx, claim.UID)
+		}
+		if err != nil {
+			answer.Claims[c.Uid] = &drapb.NodePrepareResourceResponse{Error: fmt.Sprintf("prepare claim %s: %v", claim, err)}
+		}
+	}
+}
+
+// answered is told what kubelet is being told: all claims are unprepared, or none is.
+func (p *kubeletPlugin) answered(ctx context.Context, answer *drapb.NodeUnprepareResourcesResponse) {
+	var claims []kubetypes.UID
+	for uid, c := range answer.GetClaims() {
+		if c.GetError() != "" {
+			return
+		}
+		claims = append(claims, kubetypes.UID(uid))
+	}
+	if ctx.Err() == nil {
+		p.claims.Unprepared(claims)
+	}
 }
 
 // awaitRuntime waits, not for long, for the runtime: kubelet starts the pod once its claims are prepared, and with the
@@ -108,14 +161,10 @@ func (p *kubeletPlugin) awaitRuntime(ctx context.Context) error {
 
 // UnprepareResourceClaims implements [kubeletplugin.DRAPlugin].
 func (p *kubeletPlugin) UnprepareResourceClaims(ctx context.Context, cs []kubeletplugin.NamespacedObject) (map[kubetypes.UID]error, error) {
-	errs := each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
+	return each(ctx, p.slots, cs, func(c kubeletplugin.NamespacedObject) kubetypes.UID { return c.UID },
 		func(kubeletplugin.NamespacedObject) error { return nil },
 		func(c kubeletplugin.NamespacedObject) error { return p.claims.Unprepare(ctx, c.UID) },
-		func(err error) error { return err })
-	if failed := errors.Join(slices.Collect(maps.Values(errs))...); failed == nil && ctx.Err() == nil {
-		p.claims.Unprepared(slices.Collect(maps.Keys(errs)))
-	}
-	return errs, nil
+		func(err error) error { return err }), nil
 }
 
 // each awaits what the work on each claim needs and then does it, for as many claims at once as there are slots. A claim

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -42,7 +43,12 @@ type server struct {
 // socketPaths are the paths of the sockets for registration and for claims.
 func (c Config) socketPaths() (registrar, plugin string) {
 	return filepath.Join(c.KubeletRootDir, "plugins_registry", c.DriverName+"-reg.sock"),
-		filepath.Join(c.KubeletRootDir, "plugins", c.DriverName, "dra.sock")
+		filepath.Join(PluginDir(c.KubeletRootDir, c.DriverName), "dra.sock")
+}
+
+// PluginDir is the driver's directory in kubelet's.
+func PluginDir(kubeletRootDir, driverName string) string {
+	return filepath.Join(kubeletRootDir, "plugins", driverName)
 }
 
 func (c Config) validate() error {
@@ -66,12 +72,12 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 	}
 	s := &server{
 		log:      d.log,
-		plugin:   newKubeletPlugin(d.log, d.config.DriverName, d.claims, d.runtime),
+		plugin:   newKubeletPlugin(d.log, d.config.DriverName, d.claims, d.metadata, d.runtime),
 		statuses: make(chan *registerapi.RegistrationStatus, 16),
 		sockets:  map[string]os.FileInfo{},
 	}
 	var err error
-	s.helper, err = kubeletplugin.Start(klog.NewContext(ctx, logr.FromSlogHandler(d.log.Handler())), s.plugin,
+	s.helper, err = kubeletplugin.Start(klog.NewContext(ctx, logr.FromSlogHandler(d.log.Handler())), s.plugin, append(d.metadata.Options(),
 		kubeletplugin.DriverName(d.config.DriverName),
 		kubeletplugin.NodeName(d.config.NodeName),
 		kubeletplugin.KubeClient(d.prompt),
@@ -80,7 +86,8 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 		kubeletplugin.GRPCInterceptor(s.intercept),
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(false),
-	)
+		kubeletplugin.NodeV1beta1(false), // every kubelet of a supported release calls v1, whose answers are completed here
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("make the kubelet plugin sockets: %w", err)
 	}
@@ -93,13 +100,22 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 	return s, nil
 }
 
-// intercept sees kubelet's verdict on the registration go by.
+// intercept sees kubelet's verdict on the registration go by, and completes the answers that kubeletplugin gives.
 func (s *server) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
-	if status, ok := req.(*registerapi.RegistrationStatus); ok {
+	switch req := req.(type) {
+	case *registerapi.RegistrationStatus:
 		select {
-		case s.statuses <- status:
+		case s.statuses <- req:
 		default:
+		}
+	case *drapb.NodePrepareResourcesRequest:
+		if answer, ok := resp.(*drapb.NodePrepareResourcesResponse); ok && err == nil {
+			s.plugin.described(ctx, req.Claims, answer)
+		}
+	case *drapb.NodeUnprepareResourcesRequest:
+		if answer, ok := resp.(*drapb.NodeUnprepareResourcesResponse); ok && err == nil {
+			s.plugin.answered(ctx, answer)
 		}
 	}
 	return resp, err

@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,13 +21,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -65,6 +72,31 @@ func (c checker) Check(_ context.Context, devices []types.Prepared) []error {
 	return errs
 }
 
+// writeMetadata writes what kubelet's Prepare leaves for the pod of a device to read.
+func (l *lending) writeMetadata(b *testing.B, device string) {
+	value := "as published, in a string of some length"
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	for i := range 24 {
+		attributes[resourceapi.QualifiedName(fmt.Sprint("attribute", i))] = resourceapi.DeviceAttribute{StringValue: &value}
+	}
+	data, err := json.Marshal(v1beta1.DeviceMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: "DeviceMetadata"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + device, UID: kubetypes.UID("claim-" + device), Generation: 1},
+		Requests: []v1beta1.DeviceMetadataRequest{{Name: "net", Devices: []v1beta1.Device{{
+			Driver: "networkdriver.cilium.io", Pool: "node/pool", Name: device, Attributes: attributes,
+		}}}},
+	})
+	require.NoError(b, err)
+	path := filepath.Join(l.plugin, "dra-device-metadata", "default_claim-"+device, "net", "metadata.json")
+	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(b, os.WriteFile(path, data, 0o644))
+}
+
+// settled is a journal of a node that owes nobody anything.
+type settled struct{ attachments.Journal }
+
+func (settled) OwedClaims() []tables.ClaimRef { return nil }
+
 type silent struct{}
 
 func (silent) Warn(attachments.Sandbox, string, string) {}
@@ -74,6 +106,8 @@ type lending struct {
 	host  *nic.Place
 	hooks *Hooks
 	pods  []*api.PodSandbox
+	// plugin is kubelet's directory of the driver.
+	plugin string
 }
 
 // lend prepares a device for each configuration.
@@ -114,6 +148,14 @@ func lend(b *testing.B, configs ...types.DeviceConfig) *lending {
 	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), podnet.NewAnnouncer(log), silent{})
 	require.NoError(b, err)
 	outside.Gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "networkdriver.cilium.io"})
+	outside.Journal = settled{}
+	l.plugin = b.TempDir()
+	devices, err := tables.NewDeviceTable(db)
+	require.NoError(b, err)
+	outside.Metadata = metadata.New(metadata.Params{
+		Logger: log, Driver: "networkdriver.cilium.io", Node: "node", PluginDir: l.plugin, CDIFolder: l.plugin, Client: fake.NewClientset(),
+		DB: db, Devices: devices, Allocations: table,
+	})
 	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, parent}}
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)
@@ -128,6 +170,7 @@ type times struct{ run, stop, ensure time.Duration }
 
 // use has the pod start, looks after it once, and has it end.
 func (l *lending) use(b *testing.B, pod *api.PodSandbox, sum *times) {
+	l.writeMetadata(b, strings.TrimPrefix(pod.Name, "pod-"))
 	start := time.Now()
 	if err := l.hooks.RunPodSandbox(b.Context(), pod); err != nil {
 		b.Fatal(err)
@@ -148,7 +191,7 @@ func (t times) report(b *testing.B, suffix string) {
 }
 
 // BenchmarkHooks is what the runtime waits for at the start and at the end of a pod with one device: the device is checked,
-// moved and noted, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
+// moved and noted, what the pod reads about it is completed, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
 func BenchmarkHooks(b *testing.B) {
 	l := lend(b, types.DeviceConfig{PodIfName: "net1"})
 	var sum times

@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
+// Describe returns the attributes by which a slice describes the device, as one of the pool.
+func Describe(pool string, own Attributes, d *tables.DRADevice) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	attrs, _ := attributes(pool, own, d)
+	return attrs
+}
+
 // attributes returns the device's attributes as far as the API takes them, and the pool's own. The names of the former, and
 // how many there are, are the device managers'; their strings come from the node, where an interface may have any bytes for a
 // name. The schema of the node config checks the pool's.

@@ -201,6 +201,7 @@ pools: [{name: a, attributes: {rail: "3", example.com/rack: r12, _x: "", Plane_2
 	{Name: "attribute of a long domain", YAML: `pools: [{name: a, attributes: {` + strings.Repeat("a", 64) + `/rack: x}}]`, Field: "pools[0].attributes"},
 	{Name: "attribute of a bad domain", YAML: `pools: [{name: a, attributes: {Example.com/rack: x}}]`, Field: "pools[0].attributes"},
 	{Name: "attribute of the driver's", YAML: `pools: [{name: a, attributes: {mac: x}}]`, Field: "pools[0].attributes"},
+	{Name: "attribute that only metadata have", YAML: `pools: [{name: a, attributes: {vlan: x}}]`, Field: "pools[0].attributes"},
 	{Name: "attribute of Kubernetes's", YAML: `pools: [{name: a, attributes: {resource.kubernetes.io/pcieRoot: x}}]`, Field: "pools[0].attributes"},
 	{Name: "attribute of Multus's", YAML: `pools: [{name: a, attributes: {k8s.cni.cncf.io/resourceName: x}}]`, Field: "pools[0].attributes"},
 	{Name: "attribute with a long value", YAML: `pools: [{name: a, attributes: {rack: '` + strings.Repeat("a", 65) + `'}}]`, Field: "pools[0].attributes"},
