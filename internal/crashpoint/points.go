@@ -33,6 +33,9 @@ const (
 	JournalBefore   Point = "crashpoint-journal-before"
 	JournalAfter    Point = "crashpoint-journal-after"
 	SetupBefore     Point = "crashpoint-setup-before"
+	DriverChosen    Point = "crashpoint-driver-chosen"
+	DriverUnbound   Point = "crashpoint-driver-unbound"
+	DriverBound     Point = "crashpoint-driver-bound"
 	SetupAfter      Point = "crashpoint-setup-after"
 	StatusBefore    Point = "crashpoint-status-before"
 	StatusAfter     Point = "crashpoint-status-after"
@@ -50,6 +53,9 @@ const (
 	SandboxStopped  Point = "crashpoint-sandbox-stopped"
 	UnprepareBefore Point = "crashpoint-unprepare-before"
 	FreeBefore      Point = "crashpoint-free-before"
+	DriverCleared   Point = "crashpoint-driver-cleared"
+	DriverReleased  Point = "crashpoint-driver-released"
+	DriverBack      Point = "crashpoint-driver-back"
 	FreeVLAN        Point = "crashpoint-free-vlan"
 	FreeAfter       Point = "crashpoint-free-after"
 	Forgotten       Point = "crashpoint-forgotten"
@@ -63,10 +69,10 @@ const (
 // Points returns all points, in their order.
 func Points() []Point {
 	return []Point{
-		JournalBefore, JournalAfter, SetupBefore, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
+		JournalBefore, JournalAfter, SetupBefore, DriverChosen, DriverUnbound, DriverBound, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
 		SandboxRun, AttachBefore, AttachMoved, CDIBefore, CDIAfter,
 		DetachBefore, DetachMoved, DetachRestored, SandboxStopped,
-		UnprepareBefore, FreeBefore, FreeVLAN, FreeAfter, Forgotten, Unprepared,
+		UnprepareBefore, FreeBefore, DriverCleared, DriverReleased, DriverBack, FreeVLAN, FreeAfter, Forgotten, Unprepared,
 		PublishBefore, PublishAfter, RestoreBefore, RestoreRows,
 	}
 }

@@ -397,6 +397,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"podIfName": "a/b"}`, `{"podIfName": "a:b"}`, `{"podIfName": "a%b"}`, `{"podIfName": "a b"}`, `{"vlan": 5, "podIfName": "a/b"}`,
 		`{"network": 5}`, `{"network": null}`, `{"network": ""}`, `{"network": "a.b"}`, `{"network": "A"}`, `{"network": "-a"}`,
 		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
+		`{"driver": 5}`, `{"driver": null}`, `{"driver": ""}`, `{"driver": "igbvf"}`, `{"driver": "vfio-pci", "podIfName": "net1"}`,
+		`{"vhost": 1}`, `{"vhost": "true"}`, `{"vhost": null}`, `{"vhost": []}`, `{"vhost": {}}`,
 	} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong, parameters)
@@ -409,6 +411,7 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 	for _, parameters := range []string{
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
 		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
+		`{"driver": "vfio-pci", "vlan": 5, "vhost": true}`, `{"vhost": false}`,
 	} {
 		_, err := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.NoError(t, err, parameters)

@@ -23,6 +23,9 @@ func TestMayAsk(t *testing.T) {
 		{v2alpha1.ClaimsNetworkOnly, `{"network":"storage"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"vlan":0}`, `request "net": parameters: vlan: claims may not choose the VLAN of devices of pool pool (its claims field is NetworkOnly): ` +
 			`name a network, allowed are network and podIfName`},
+		{v2alpha1.ClaimsAny, `{"driver":"vfio-pci"}`, ""},
+		{v2alpha1.ClaimsNetworkOnly, `{"driver":"vfio-pci"}`, `request "net": parameters: driver: claims may not have programs drive devices of pool pool ` +
+			`(its claims field is NetworkOnly): leave driver and vhost to the device class, allowed are network and podIfName`},
 		{v2alpha1.ClaimsNone, `{}`, ""},
 		{v2alpha1.ClaimsNone, `{"podIfName":"net1"}`, `request "net": parameters: claims may not have parameters for devices of pool pool (its claims field is None): ` +
 			`their device class says what they are`},

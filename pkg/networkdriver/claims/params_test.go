@@ -82,7 +82,7 @@ func TestResolveConfigs(t *testing.T) {
 		{name: "vlan negative", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":-1}`)},
 			err: `request "net": parameters: vlan: -1 is not in 0..4094`},
 		{name: "unknown field in the class", options: []claimOption{with("net", "a"), fromClass(`{"vlna":100}`)},
-			err: `request "net": parameters from the device class: unknown field "vlna", allowed are network, podIfName and vlan`},
+			err: `request "net": parameters from the device class: unknown field "vlna", allowed are driver, network, podIfName, vhost and vlan`},
 		{name: "wrong type", options: []claimOption{with("x", "x"), with("net", "a"), fromClaim(`{"vlan":"100"}`, "net")},
 			err: `request "net": parameters: vlan: "100" is not a whole number from 0 to 4094`},
 		{name: "no parameters at all", options: []claimOption{with("net", "a"), fromClaim(``)},

@@ -220,6 +220,9 @@ func needsSetup(row *tables.DRAAllocation) bool {
 
 // ifName is the name that the device's link will have in the pod; empty for a device without one.
 func ifName(config types.DeviceConfig, device types.Device) string {
+	if config.Driver != "" {
+		return ""
+	}
 	if config.PodIfName != "" {
 		return config.PodIfName
 	}
@@ -316,7 +319,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		if err := p.Room.Validate(w.device, w.config); err != nil {
 			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
 		}
-		if name := w.device.KernelIfName(); w.config.PodIfName == "" && name != "" {
+		if name := ifName(w.config, w.device); w.config.PodIfName == "" && name != "" {
 			if err := types.ValidatePodIfName(name); err != nil {
 				return permanentError{fmt.Errorf("request %q: device %s: parameters: podIfName is needed, since the interface's own name cannot be kept: %w",
 					w.request, w.name, err)}

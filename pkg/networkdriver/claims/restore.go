@@ -469,6 +469,9 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 	if name := prepared.IfName(); name != device {
 		return nil, fmt.Errorf("the record is for device %.64q", name)
 	}
+	if err := prepared.Validate(record.Config); err != nil {
+		return nil, fmt.Errorf("the device cannot have been prepared for the record's configuration: %w", err)
+	}
 	return &tables.DRAAllocation{
 		DeviceName:     device,
 		Manager:        record.Manager,

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/cilium/networkdriver/pkg/nic"
@@ -17,8 +18,13 @@ import (
 // MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
 const MaxVLAN = 4094
 
-// parameterNames are the names of the opaque parameters, as messages list them.
-const parameterNames = "network, podIfName and vlan"
+// DriverVFIO is the kernel driver that hands a VF to a program, the only one that can be asked for.
+const DriverVFIO = "vfio-pci"
+
+// parameters are the names of the opaque parameters, and parameterNames the same as messages list them.
+var parameters = []string{"driver", "network", "podIfName", "vhost", "vlan"}
+
+const parameterNames = "driver, network, podIfName, vhost and vlan"
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
 // what the network that they name was when the device was prepared.
@@ -30,6 +36,10 @@ type DeviceConfig struct {
 	Vlan *int `json:"vlan,omitempty"`
 	// Network is the name of the network to join. It goes with no vlan, which the network says. Empty: none.
 	Network string `json:"network,omitempty"`
+	// Driver is the kernel driver to bind to a VF while it is the claim's: [DriverVFIO]. Empty: the one that it has.
+	Driver string `json:"driver,omitempty"`
+	// Vhost gives a program that drives the VF itself a way into its pod's kernel, vhost-net and TUN/TAP, too.
+	Vhost bool `json:"vhost,omitempty"`
 	// Joined is the network of that name; nil for none, and until it has been looked up. No parameter sets it.
 	Joined *Network `json:"joined,omitempty"`
 }
@@ -47,6 +57,9 @@ func (c DeviceConfig) Asked() DeviceConfig {
 func (c DeviceConfig) Check() error {
 	if c.Vlan != nil && (*c.Vlan < 0 || *c.Vlan > MaxVLAN) {
 		return fmt.Errorf("vlan: %d is not in 0..%d", *c.Vlan, MaxVLAN)
+	}
+	if err := c.checkDriver(); err != nil {
+		return err
 	}
 	if err := c.checkNetwork(); err != nil {
 		return err
@@ -70,6 +83,10 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 	if other.Network != "" {
 		c.Network = other.Network
 	}
+	if other.Driver != "" {
+		c.Driver = other.Driver
+	}
+	c.Vhost = c.Vhost || other.Vhost
 	return c
 }
 
@@ -81,6 +98,8 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		PodIfName *string          `json:"podIfName"`
 		Vlan      *json.RawMessage `json:"vlan"`
 		Network   *string          `json:"network"`
+		Driver    *string          `json:"driver"`
+		Vhost     bool             `json:"vhost"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -116,13 +135,34 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 		cfg.Network = *p.Network
 	}
+	if p.Driver != nil {
+		if *p.Driver != DriverVFIO {
+			return DeviceConfig{}, errDriver(*p.Driver)
+		}
+		cfg.Driver = *p.Driver
+	}
+	cfg.Vhost = p.Vhost
 	return cfg, cfg.CheckTogether()
+}
+
+func errDriver(name string) error {
+	return fmt.Errorf("driver: %.64q is not %s, the only one that can be asked for", name, DriverVFIO)
+}
+
+func (c DeviceConfig) checkDriver() error {
+	if c.Driver != "" && c.Driver != DriverVFIO {
+		return errDriver(c.Driver)
+	}
+	return c.CheckTogether()
 }
 
 // CheckTogether refuses parameters that do not go together.
 func (c DeviceConfig) CheckTogether() error {
 	if c.Network != "" && c.Vlan != nil {
 		return fmt.Errorf("vlan: %d cannot be asked for together with network %s, which says what the VLAN is; leave one of them out", *c.Vlan, c.Network)
+	}
+	if c.Driver != "" && c.PodIfName != "" {
+		return fmt.Errorf("podIfName: %q cannot be asked for together with driver %s, which leaves no interface to name; leave one of them out", c.PodIfName, c.Driver)
 	}
 	return nil
 }
@@ -142,7 +182,7 @@ func checkFieldNames(raw []byte) error {
 		}
 		name, _ := t.(string)
 		switch {
-		case name != "podIfName" && name != "vlan" && name != "network":
+		case !slices.Contains(parameters, name):
 			return unknownFieldError(name)
 		case seen[name]:
 			return fmt.Errorf("field %q is given twice", name)

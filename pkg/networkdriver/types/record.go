@@ -17,14 +17,20 @@ const (
 	RecordVersion = 1
 	// RecordVersionNetwork is the version of one with a network: an agent that knows of none would take the device out of its VLAN.
 	RecordVersionNetwork = 2
+	// RecordVersionDriver is the version of one with a driver: an agent that knows of none would leave it bound.
+	RecordVersionDriver = 3
 )
 
 // RecordVersionOf returns the version in which a device with the configuration is recorded.
 func RecordVersionOf(cfg DeviceConfig) int {
-	if cfg.Joined != nil {
+	switch {
+	case cfg.Driver != "":
+		return RecordVersionDriver
+	case cfg.Joined != nil:
 		return RecordVersionNetwork
+	default:
+		return RecordVersion
 	}
-	return RecordVersion
 }
 
 // Record is the durable state of one prepared device, kept in status.devices[].data of its ResourceClaim. It is
