@@ -44,6 +44,9 @@ type Params struct {
 	HolderPatience time.Duration
 }
 
+// podClaimAnnotation is of claims that are made from a template (pkg/controller/resourceclaim of Kubernetes).
+const podClaimAnnotation = "resource.kubernetes.io/pod-claim-name"
+
 // Preparer prepares and unprepares claims. Calls for different claims run at the same time, those for one claim one
 // after the other.
 type Preparer struct {
@@ -156,7 +159,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		if w.device == nil {
 			plan.Keep = append(plan.Keep, w.row)
 		} else {
-			plan.SetUp = append(plan.SetUp, newRow(ref, pod, w))
+			row := newRow(ref, pod, w)
+			row.PodClaim = podClaimOf(claim, w.config)
+			plan.SetUp = append(plan.SetUp, row)
 		}
 	}
 	if err := held.Prepare(ctx, plan); err != nil {
@@ -356,6 +361,15 @@ func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted
 		PodName:        pod.Name,
 		Request:        w.request,
 	}
+}
+
+// podClaimOf is what the pod calls the claim, as far as the claim tells: one that was made from a template does. It is for
+// programs that drive a device themselves.
+func podClaimOf(claim *resourceapi.ResourceClaim, config types.DeviceConfig) string {
+	if config.Driver == "" {
+		return ""
+	}
+	return claim.Annotations[podClaimAnnotation]
 }
 
 func (p *Preparer) resultOf(devices []*wanted) Result {

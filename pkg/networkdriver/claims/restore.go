@@ -482,6 +482,7 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		ClaimNamespace: c.object.Namespace,
 		ClaimName:      c.object.Name,
 		PodName:        podName,
+		PodClaim:       podClaimOf(c.object, record.Config),
 		Held:           true,
 		Releasing:      former,
 	}, nil
