@@ -58,6 +58,9 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
 	want := d.settingsFor(cfg)
+	if trust := want.Rights.Trust; trust != nil && *trust {
+		want.MAC = "" // a program that the PF trusts may take another one
+	}
 	if differ := differences(now, want); onRecord && len(differ) > 0 {
 		reason := fmt.Sprintf("the PF has it with %s instead of %s", differ[0].describe(now), differ[0].describe(want))
 		if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {

@@ -372,7 +372,7 @@ func (m *Manager) lentMAC(ctx context.Context, vf *virtFn, d *Device) (bool, err
 	}
 	defer release()
 	now, onRecord := settings[vf.id]
-	return onRecord && now.MAC == d.Original.Link.MAC && now.MAC != d.Original.VF.MAC, nil
+	return onRecord && now.MAC != d.Original.VF.MAC, nil
 }
 
 func (m *Manager) returnMAC(ctx context.Context, vf *virtFn, d *Device) error {

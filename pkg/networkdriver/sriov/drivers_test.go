@@ -172,6 +172,32 @@ func TestDriver(t *testing.T) {
 	require.Equal(t, d.Attrs(), devices[vf0].Attrs())
 }
 
+// A program may take another address if its network has the PF trust it. What the PF had is what it has again.
+func TestDriverOfTrustedVF(t *testing.T) {
+	for trust, want := range map[bool]string{true: "", false: "the PF has it with address 02:00:00:00:00:77 instead of address 02:00:00:00:00:03"} {
+		node := newVFIONode(t)
+		m, d, pf := rebindable(t, node)
+		before := node.kernel.links[3].State
+		no := false
+		node.kernel.vfs[pf][0] = VFSettings{Rights: types.VFRights{Trust: &no}}
+		cfg := types.DeviceConfig{Driver: types.DriverVFIO, Network: "lan", Joined: &types.Network{VF: types.VFRights{Trust: &trust}}}
+		dev, err := d.Setup(t.Context(), cfg)
+		require.NoError(t, err)
+		s := node.kernel.vfs[pf][0]
+		s.MAC = "02:00:00:00:00:77"
+		node.kernel.vfs[pf][0] = s
+		err = m.Check(t.Context(), []types.Prepared{{Device: dev, Config: cfg}})[0]
+		if want == "" {
+			require.NoError(t, err)
+		} else {
+			require.EqualError(t, err, want)
+		}
+		require.NoError(t, node.giveBack(t.Context(), dev, cfg))
+		require.Equal(t, VFSettings{Rights: types.VFRights{Trust: &no}}, node.kernel.vfs[pf][0])
+		require.Equal(t, before, node.kernel.links[node.indexOf(vfAddr)].State)
+	}
+}
+
 // A VF that the administrator has bound to vfio-pci stays there.
 func TestDriverOfItsOwn(t *testing.T) {
 	node := newVFIONode(t)
