@@ -32,7 +32,7 @@ FAULTS := _out/faults
 UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/simulation ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./operator/pkg/networkdriver/networks ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
+	./pkg/networkdriver/claims ./pkg/networkdriver/networks ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
 # What is fuzzed, as package/target.
 FUZZ = $(shell grep -r --include='*_test.go' '^func Fuzz' pkg | sed -E 's,[^/]*:func (\w+).*,\1,')
 
@@ -141,7 +141,7 @@ faults-programs: bin/images $(HELM) $(LAB) ## The programs with crash points, in
 
 .PHONY: test-faults
 test-faults: faults-programs ## Every fault around the driver, on an emulated node. Hours; FAULTS_FLAGS="--only regexp --budget 20m --resume" for a part.
-	$(GO) run ./test/faults $(FAULTS_FLAGS)
+	$(GO) run ./test/faults --nodes 2 $(FAULTS_FLAGS)
 
 .PHONY: test-faults-short
 test-faults-short: faults-programs ## A chosen few of them, once each, as a part of make test.
@@ -163,9 +163,10 @@ bench: ## Benchmarks; ratios are of one run on this machine.
 	$(GOTEST) -run '^$$' -bench . -benchmem ./operator/... ./pkg/...
 
 .PHONY: bench-api
-bench-api: $(LAB) ## The operator over 5,000 nodes and 50 cluster configs on a real API server. Takes minutes.
+bench-api: $(LAB) ## On a real API server: the operator over 5,000 nodes and 50 cluster configs, and networks of 101,000 addresses. Takes minutes.
 	$(LAB) build --control-plane
 	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -run '^$$' -bench '^BenchmarkAPI$$' -benchtime 1x -timeout 30m ./operator/pkg/networkdriver/config
+	NETWORKDRIVER_REQUIRE=api NETWORKDRIVER_KUBE_BIN=$$($(LAB) bin-dir) $(GOTEST) -run '^$$' -bench '^BenchmarkAPIAddresses$$' -benchtime 1x -timeout 60m ./pkg/networkdriver/claims
 
 .PHONY: demo
 demo: IMAGE_ARCHS = amd64

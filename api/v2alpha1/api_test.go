@@ -6,6 +6,7 @@ package v2alpha1_test
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -106,10 +107,87 @@ func TestAPI(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, found.Items)
 	})
+	t.Run("reserved addresses", func(t *testing.T) {
+		testAPIReservedAddresses(t, client.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)))
+	})
 	t.Run("defaults", func(t *testing.T) { testAPIDefaults(t, nodeConfigs) })
 	t.Run("status", func(t *testing.T) { testAPIStatus(t, nodeConfigs) })
 	t.Run("names", func(t *testing.T) { testAPINames(t, config) })
 	t.Run("columns", func(t *testing.T) { testAPIColumns(t, config, nodeConfigs) })
+}
+
+// testAPIReservedAddresses has the server let go what is released and taken
+// over, and nothing else.
+func testAPIReservedAddresses(t *testing.T, addresses dynamic.ResourceInterface) {
+	create := func(name, spec string) *unstructured.Unstructured {
+		test := speccases.Case{YAML: spec}
+		made, err := addresses.Create(t.Context(), &unstructured.Unstructured{
+			Object: decode(t, v2alpha1.AddressKind, name, test.Address(), "spec"),
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return made
+	}
+	// change sets fields of the spec, those that are nil to nothing.
+	change := func(object *unstructured.Unstructured, fields map[string]any, wanted string) *unstructured.Unstructured {
+		t.Helper()
+		changed := object.DeepCopy()
+		for name, value := range fields {
+			if value == nil {
+				unstructured.RemoveNestedField(changed.Object, "spec", name)
+			} else {
+				require.NoError(t, unstructured.SetNestedField(changed.Object, value, "spec", name))
+			}
+		}
+		updated, err := addresses.Update(t.Context(), changed, metav1.UpdateOptions{})
+		if wanted != "" {
+			require.ErrorContains(t, err, wanted)
+			return object
+		}
+		require.NoError(t, err)
+		return updated
+	}
+	owner := func(name, uid string) map[string]any { return map[string]any{"name": name, "uid": uid} }
+	release := map[string]any{"state": "Released", "releasedAt": "2026-01-02T03:04:05Z"}
+	takeOver := map[string]any{
+		"state": "InUse", "releasedAt": nil, "node": "worker-2", "device": "dummy1", "request": "net/other", "vlan": int64(8), "pool": "b",
+		"claim": owner("d", "x"), "pod": owner("p", "w"),
+	}
+
+	plain := create("storage.192.0.2.20", "address: 192.0.2.20")
+	require.Equal(t, "InUse", plain.Object["spec"].(map[string]any)["state"], "by default")
+	change(plain, release, "an address is made anew, not changed")
+	change(plain, map[string]any{"reservation": map[string]any{"claim": "net", "request": "net", "ordinal": int64(0)}}, "an address is made anew, not changed")
+
+	address := create("storage.192.0.2.21", "address: 192.0.2.21\nvlan: 7\npool: a\nreservation: {claim: net, request: net, ordinal: 0}")
+	for field, value := range takeOver {
+		if field != "state" && field != "releasedAt" {
+			change(address, map[string]any{field: value}, "an address that is InUse is its device's until it is Released")
+		}
+	}
+	change(address, map[string]any{"reservation": nil}, "an address stays reserved for whom it is reserved")
+	change(address, map[string]any{"state": "Released"}, "an address that is Released has releasedAt and a reservation")
+	stale := address
+	address = change(address, release, "")
+	change(address, map[string]any{"releasedAt": "2026-01-02T03:04:06Z"}, "an address that is Released changes only as it is taken over, InUse")
+	change(address, map[string]any{"node": "worker-2"}, "an address that is Released changes only as it is taken over, InUse")
+	for field, value := range map[string]any{
+		"pod": owner("another", "w"), "namespace": "another", "reservation": map[string]any{"claim": "net", "request": "net", "ordinal": int64(1)},
+	} {
+		taken := maps.Clone(takeOver)
+		taken[field] = value
+		change(address, taken, "an address stays reserved for whom it is reserved")
+	}
+	change(address, map[string]any{"state": "InUse"}, "no releasedAt")
+	first := change(address, takeOver, "")
+	require.Equal(t, "worker-2", first.Object["spec"].(map[string]any)["node"])
+	for _, late := range []*unstructured.Unstructured{stale, address} {
+		_, err := addresses.Update(t.Context(), late, metav1.UpdateOptions{})
+		require.True(t, apierrors.IsConflict(err), "one takes it over: %v", err)
+	}
+	found, err := addresses.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.node=worker-2"})
+	require.NoError(t, err)
+	require.Len(t, found.Items, 1)
+	change(change(first, release, ""), map[string]any{"state": "InUse", "releasedAt": nil}, "")
 }
 
 // requireVerdict checks what the server says to an object, which it does not

@@ -3,6 +3,12 @@
 
 package v2alpha1
 
+import "time"
+
+// DefaultAddressRetain is how long a network that says nothing else keeps an
+// address for its pod, the same as in the schema.
+const DefaultAddressRetain = 24 * time.Hour
+
 // Defaults of a node config's spec, the same as in the schema.
 const (
 	DefaultDriverName                   = "networkdriver.cilium.io"

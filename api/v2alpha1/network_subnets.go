@@ -66,12 +66,6 @@ func (s *NetworkSubnet) Addresses() (*netipx.IPSet, error) {
 	var set netipx.IPSetBuilder
 	if len(s.Ranges) == 0 {
 		set.AddPrefix(cidr)
-		if cidr.Bits() < cidr.Addr().BitLen()-1 {
-			set.Remove(cidr.Addr())
-			if cidr.Addr().Is4() {
-				set.Remove(netipx.PrefixLastIP(cidr))
-			}
-		}
 	}
 	for i, r := range s.Ranges {
 		from, err := netip.ParseAddr(r.From)
@@ -83,6 +77,12 @@ func (s *NetworkSubnet) Addresses() (*netipx.IPSet, error) {
 			return nil, fmt.Errorf("ranges[%d].to: %w", i, err)
 		}
 		set.AddRange(netipx.IPRangeFrom(from, to))
+	}
+	if cidr.Bits() < cidr.Addr().BitLen()-1 {
+		set.Remove(cidr.Addr())
+		if cidr.Addr().Is4() {
+			set.Remove(netipx.PrefixLastIP(cidr))
+		}
 	}
 	for i, value := range s.Exclude {
 		excluded, err := parseExcluded(value)

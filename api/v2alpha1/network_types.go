@@ -16,6 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="MTU",type=integer,JSONPath=`.spec.mtu`,description="MTU of its interfaces, empty for that of the device"
 // +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.usedAddresses`,description="Addresses that devices have"
 // +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeAddresses`,description="Addresses that are left"
+// +kubebuilder:printcolumn:name="Reserved",type=integer,JSONPath=`.status.reservedAddresses`,description="Addresses that are kept for pods",priority=1
 // +kubebuilder:printcolumn:name="Claims",type=integer,JSONPath=`.status.claims`,description="Claims that have an address"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,description="Why claims cannot join",priority=1
 // +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.spec.pools`,description="Pools whose devices are on its wire, empty for all",priority=1
@@ -60,6 +61,7 @@ type CiliumNetworkDriverNetworkList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.subnets) || self.subnets.all(i, a, self.subnets.all(j, b, i == j || !isCIDR(a.cidr) || !isCIDR(b.cidr) || !cidr(a.cidr).containsCIDR(b.cidr)))",message="two subnets of a network must not overlap",fieldPath=".subnets"
 // +kubebuilder:validation:XValidation:rule="!has(self.routes) || self.routes.all(r, has(r.via) || !isCIDR(r.to) || (has(self.subnets) && self.subnets.exists(s, isCIDR(s.cidr) && has(s.gateway) && cidr(s.cidr).ip().family() == cidr(r.to).ip().family())))",message="a route without via needs a subnet of its family with a gateway",fieldPath=".routes"
 // +kubebuilder:validation:XValidation:rule="!has(self.policyRouting) || has(self.subnets)",message="there is nothing to route by without subnets",fieldPath=".policyRouting"
+// +kubebuilder:validation:XValidation:rule="!has(self.addressReuse) || self.addressReuse.mode == 'None' || has(self.subnets)",message="there is no address to use again without subnets",fieldPath=".addressReuse"
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !has(self.subnets) || self.subnets.all(s, !isCIDR(s.cidr) || cidr(s.cidr).ip().family() == 4)",message="must be at least 1280 in a network with IPv6",fieldPath=".mtu"
 // +kubebuilder:validation:XValidation:rule="!has(self.vlanProtocol) || self.vlanProtocol == '802.1Q' || (has(self.vlan) && self.vlan > 0)",message="a protocol is that of a VLAN's tag: the network needs a vlan, or no vlanProtocol",fieldPath=".vlanProtocol"
 type CiliumNetworkDriverNetworkSpec struct {
@@ -124,6 +126,12 @@ type CiliumNetworkDriverNetworkSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	Subnets []NetworkSubnet `json:"subnets,omitempty"`
 
+	// addressReuse says what becomes of an address when its device is free.
+	// Left out, others can have it.
+	//
+	// +optional
+	AddressReuse *NetworkAddressReuse `json:"addressReuse,omitempty"`
+
 	// routes are set in the pod, beside those to the subnets. One that the pod
 	// has already is refused; those of its other interfaces are not touched.
 	//
@@ -154,6 +162,37 @@ type CiliumNetworkDriverNetworkSpec struct {
 	//
 	// +optional
 	Interface *NetworkInterface `json:"interface,omitempty"`
+}
+
+// Modes of the reuse of addresses.
+const (
+	// AddressReuseNone gives an address to whoever comes next.
+	AddressReuseNone = "None"
+	// AddressReusePodName keeps an address for the next pod of the same name.
+	AddressReusePodName = "PodName"
+)
+
+// NetworkAddressReuse says what becomes of an address when its device is free.
+type NetworkAddressReuse struct {
+	// mode is None, where others can have the address, or PodName: it is kept
+	// for the pod of the same namespace and name, such as a StatefulSet's, which
+	// gets it again for the same device of its claim, on any node that its subnet
+	// is for. While the former pod's node has not released it the pod waits, and
+	// gets no other one.
+	//
+	// +required
+	// +kubebuilder:validation:Enum=None;PodName
+	Mode string `json:"mode"`
+
+	// retain is how long an address is kept after it was released: 1s to 8760h,
+	// a year. Until then nobody else can have it.
+	//
+	// +optional
+	// +kubebuilder:default="24h"
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]+([.][0-9]+)?(h|m|s|ms))+$`
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^([0-9]{1,6}([.][0-9]{1,6})?(h|m|s|ms))+$') || duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="must be 1s to 8760h"
+	Retain string `json:"retain,omitempty"`
 }
 
 // NetworkInterface are settings of an interface in the pod, named as the
@@ -211,9 +250,10 @@ type NetworkSubnet struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a subnet with no bit set beyond the prefix length, in canonical form: for example 192.0.2.0/24 or 2001:db8::/64"
 	CIDR string `json:"cidr"`
 
-	// ranges are what of the subnet is given out. Left out it is every address
-	// but the gateway and, of an IPv4 subnet of more than two, the first and
-	// the last; of an IPv6 subnet the first (the routers' anycast address).
+	// ranges are what of the subnet is given out. Left out it is every address.
+	// Never given out are the gateway and, of a subnet of more than two, the
+	// first address (of IPv6 the routers' anycast address) and the last one of
+	// IPv4.
 	//
 	// +optional
 	// +listType=atomic
@@ -337,6 +377,11 @@ type DerivedRoutes struct {
 // join it.
 const ConditionNetworkConflicting = "Conflicting"
 
+// ConditionNetworkUntagged is True on a network without a VLAN: its VFs' frames
+// go out as their pods make them, so that a pod may tag them itself, and is in
+// every VLAN that the PF's port carries.
+const ConditionNetworkUntagged = "Untagged"
+
 // CiliumNetworkDriverNetworkStatus is what the operator has made of the
 // network.
 type CiliumNetworkDriverNetworkStatus struct {
@@ -346,7 +391,7 @@ type CiliumNetworkDriverNetworkStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions are the network's conditions: Ready and Conflicting.
+	// conditions are the network's conditions: Ready, Conflicting and Untagged.
 	//
 	// +optional
 	// +listType=map
@@ -358,6 +403,12 @@ type CiliumNetworkDriverNetworkStatus struct {
 	//
 	// +optional
 	UsedAddresses int64 `json:"usedAddresses,omitempty"`
+
+	// reservedAddresses is the number of addresses that no device has and that
+	// are kept for pods: addressReuse.
+	//
+	// +optional
+	ReservedAddresses int64 `json:"reservedAddresses,omitempty"`
 
 	// freeAddresses is the number of addresses that are left.
 	//
@@ -390,6 +441,11 @@ type NetworkSubnetStatus struct {
 	//
 	// +required
 	Used int64 `json:"used"`
+
+	// reserved is the number of addresses that are kept for pods.
+	//
+	// +optional
+	Reserved int64 `json:"reserved,omitempty"`
 
 	// free is the number of addresses that are left, at most 2^63-1.
 	//

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"go4.org/netipx"
@@ -32,6 +33,8 @@ const (
 	maxRoutes        = 32
 	maxDerivedPrefix = 32
 	maxNextHopOffset = math.MaxUint32
+	minRetain        = time.Second
+	maxRetain        = 8760 * time.Hour
 )
 
 // What the schema's rules on networks say when they are broken, also said here.
@@ -50,6 +53,7 @@ const (
 	rangeMessage       = "a range must be in the subnet"
 	familyMessage      = "must be of the family of to"
 	nextHopMessage     = "a route without via needs a subnet of its family with a gateway"
+	noReuseMessage     = "there is no address to use again without subnets"
 	noSubnetsMessage   = "there is nothing to route by without subnets"
 )
 
@@ -57,6 +61,7 @@ const (
 var (
 	vlanProtocols = []string{VlanProtocol8021Q, VlanProtocol8021ad}
 	linkStates    = []string{LinkStateAuto, LinkStateEnable, LinkStateDisable}
+	reuseModes    = []string{AddressReuseNone, AddressReusePodName}
 )
 
 // Validate returns what is wrong with a network, or nil. The error names every
@@ -161,6 +166,17 @@ func (s *CiliumNetworkDriverNetworkSpec) validateAddressing(path *field.Path) fi
 		gateways[cidr.Addr().Is4()] = gateways[cidr.Addr().Is4()] || s.Subnets[i].Gateway != ""
 		if s.MTU != 0 && s.MTU < minMTUWithIPv6 && !cidr.Addr().Is4() {
 			errs = append(errs, field.Invalid(path.Child("mtu"), s.MTU, mtuMessage))
+		}
+	}
+	if r := s.AddressReuse; r != nil {
+		reuse := path.Child("addressReuse")
+		if !slices.Contains(reuseModes, r.Mode) {
+			errs = append(errs, field.NotSupported(reuse.Child("mode"), r.Mode, reuseModes))
+		} else if r.Mode != AddressReuseNone && len(s.Subnets) == 0 {
+			errs = append(errs, field.Invalid(reuse, r.Mode, noReuseMessage))
+		}
+		if retain, err := time.ParseDuration(r.Retain); r.Retain != "" && (err != nil || retain < minRetain || retain > maxRetain) {
+			errs = append(errs, field.Invalid(reuse.Child("retain"), r.Retain, "must be 1s to 8760h"))
 		}
 	}
 	routes := path.Child("routes")
@@ -293,4 +309,17 @@ func parseExcluded(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
 	}
 	return parseSubnet(s)
+}
+
+// KeepFor returns how long the network, which is valid, keeps an address for
+// its pod after it was released; 0 for a network that does not.
+func (s *CiliumNetworkDriverNetworkSpec) KeepFor() time.Duration {
+	if s.AddressReuse == nil || s.AddressReuse.Mode != AddressReusePodName {
+		return 0
+	}
+	retain, err := time.ParseDuration(s.AddressReuse.Retain)
+	if err != nil {
+		return DefaultAddressRetain // left out
+	}
+	return retain
 }

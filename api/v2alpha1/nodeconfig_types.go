@@ -51,6 +51,8 @@ type CiliumNetworkDriverNodeConfigList struct {
 
 // CiliumNetworkDriverNodeConfigSpec says which devices a node has and in which
 // pools it offers them.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.pools) || self.pools.all(p, !has(p.attributes) || p.attributes.all(k, !k.startsWith(self.driverName + '/')))",message="an attribute of the driver's domain is named without it",fieldPath=".pools"
 type CiliumNetworkDriverNodeConfigSpec struct {
 	// driverName is the name under which the driver registers with kubelet and
 	// publishes ResourceSlices. A change takes effect when the agent is
@@ -194,22 +196,40 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
 
 	// claims is what claims may ask of the pool's devices by parameters of
-	// their own. Any lets them ask for any VLAN, network or driver; NetworkOnly for
-	// networks, whose namespaceSelector decides, and for podIfName; None for
-	// nothing. Parameters in a DeviceClass are the administrator's, and not
+	// their own. Any lets them ask for any VLAN, address, route, network or driver;
+	// NetworkOnly for networks, whose namespaceSelector decides, for addresses
+	// of these, and for podIfName; None for nothing. Parameters in a DeviceClass are the administrator's, and not
 	// limited by this.
 	//
 	// +optional
 	// +kubebuilder:default=Any
 	// +kubebuilder:validation:Enum=Any;NetworkOnly;None
 	Claims string `json:"claims,omitempty"`
+
+	// attributes are the administrator's own, which the pool's devices carry in
+	// ResourceSlices as strings, such as a rack, a rail or a plane, for the
+	// selectors of classes and for matchAttribute. A name is an identifier, with
+	// a domain before it or without, for example rail or example.com/rail; one
+	// without is of the driver's domain. Names that the driver, Kubernetes or
+	// Multus give meaning to are refused.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxProperties=8
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z_][A-Za-z0-9_]{0,31}$') && k.indexOf('/') <= 63)",message="an attribute's name must be an identifier of at most 32 letters, digits and '_' that does not begin with a digit, with or without a DNS subdomain of at most 63 characters and '/' before it"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.matches('^(pool|deviceManager|ifName|kernelIfName|mtu|mac|pfName|vfID|vendor|deviceID|driver|linkSpeed|iommuGroup|rdma|rdmaDevice|virtual|(.*[.])?(kubernetes[.]io|k8s[.]io|cni[.]cncf[.]io)/.*)$'))",message="the driver's own attributes (pool, deviceManager, ifName, kernelIfName, mtu, mac, pfName, vfID, vendor, deviceID, driver, linkSpeed, iommuGroup, rdma, rdmaDevice, virtual) and those of kubernetes.io, k8s.io and cni.cncf.io are not the administrator's"
+	Attributes map[string]PoolAttribute `json:"attributes,omitempty"`
 }
+
+// PoolAttribute is the value of an attribute of a pool's devices.
+//
+// +kubebuilder:validation:MaxLength=64
+type PoolAttribute string
 
 // What claims may ask of a pool's devices.
 const (
 	// ClaimsAny lets claims use every parameter.
 	ClaimsAny = "Any"
-	// ClaimsNetworkOnly lets them use network and podIfName.
+	// ClaimsNetworkOnly lets them use network, addresses of it, and podIfName.
 	ClaimsNetworkOnly = "NetworkOnly"
 	// ClaimsNone lets them use none.
 	ClaimsNone = "None"

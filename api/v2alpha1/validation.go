@@ -8,6 +8,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +29,8 @@ const (
 	maxPCIAddrLength        = 16
 	maxPCIIDLength          = 6
 	maxDriverLength         = 64
+	maxAttributes           = 8
+	maxAttributeLength      = 64
 	maxSelectorLabels       = 64
 	maxSelectorExpressions  = 16
 	maxSelectorValues       = 1024
@@ -44,6 +47,10 @@ const (
 	poolNameMessage = "the node's name and the pool's name, joined by a slash, must be at most 253 characters"
 	ifNamesMessage  = "an ifNames value names one device and may be in the filter of one pool only"
 	totalMessage    = "the ifNames of all pools together may have at most 512 values"
+
+	attributeNameMessage     = "an attribute's name must be an identifier of at most 32 letters, digits and '_' that does not begin with a digit, with or without a DNS subdomain of at most 63 characters and '/' before it"
+	attributeReservedMessage = "the driver's own attributes (pool, deviceManager, ifName, kernelIfName, mtu, mac, pfName, vfID, vendor, deviceID, driver, linkSpeed, iommuGroup, rdma, rdmaDevice, virtual) and those of kubernetes.io, k8s.io and cni.cncf.io are not the administrator's"
+	attributeDomainMessage   = "an attribute of the driver's domain is named without it"
 
 	labelKeyLengthMessage = "a label key must have 1 to 317 characters"
 	valuesNeededMessage   = "must have at least one value for the operators In and NotIn"
@@ -98,6 +105,12 @@ var (
 		pattern:   regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`),
 		message:   "must be a label value: empty, or letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
 	}
+)
+
+// Names of attributes, and those that mean something already.
+var (
+	attributeName     = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
+	attributeReserved = regexp.MustCompile(`^(pool|deviceManager|ifName|kernelIfName|mtu|mac|pfName|vfID|vendor|deviceID|driver|linkSpeed|iommuGroup|rdma|rdmaDevice|virtual|(.*[.])?(kubernetes[.]io|k8s[.]io|cni[.]cncf[.]io)/.*)$`)
 )
 
 // selectorOperators are the operators that a node selector may have.
@@ -194,6 +207,13 @@ func (s *CiliumNetworkDriverNodeConfigSpec) ValidateFields(path *field.Path) fie
 	if managers := s.DeviceManagerConfigs; managers != nil {
 		errs = append(errs, managers.validate(path.Child("deviceManagerConfigs"))...)
 	}
+	for i, pool := range s.Pools {
+		for name := range pool.Attributes {
+			if strings.HasPrefix(name, s.DriverName+"/") {
+				errs = append(errs, field.Invalid(path.Child("pools").Index(i).Child("attributes"), name, attributeDomainMessage))
+			}
+		}
+	}
 	return append(errs, validatePools(path.Child("pools"), s.Pools)...)
 }
 
@@ -235,6 +255,7 @@ func validatePools(path *field.Path, pools []CiliumNetworkDriverDevicePoolConfig
 		if !slices.Contains(claimParameters, pool.Claims) {
 			errs = append(errs, field.NotSupported(path.Index(i).Child("claims"), pool.Claims, claimParameters))
 		}
+		errs = append(errs, validateAttributes(path.Index(i).Child("attributes"), pool.Attributes)...)
 
 		if pool.Filter == nil {
 			continue
@@ -253,6 +274,22 @@ func validatePools(path *field.Path, pools []CiliumNetworkDriverDevicePoolConfig
 	}
 	if total > maxTotalIfNames {
 		errs = append(errs, field.Invalid(path, total, totalMessage))
+	}
+	return errs
+}
+
+func validateAttributes(path *field.Path, attributes map[string]PoolAttribute) field.ErrorList {
+	errs := validateLength(path, len(attributes), maxAttributes)
+	for _, name := range slices.Sorted(maps.Keys(attributes)) {
+		if !attributeName.MatchString(name) || strings.Index(name, "/") > maxDomainLength {
+			errs = append(errs, field.Invalid(path, name, attributeNameMessage))
+		}
+		if attributeReserved.MatchString(name) {
+			errs = append(errs, field.Invalid(path, name, attributeReservedMessage))
+		}
+		if utf8.RuneCountInString(string(attributes[name])) > maxAttributeLength {
+			errs = append(errs, field.TooLong(path.Key(name), attributes[name], maxAttributeLength))
+		}
 	}
 	return errs
 }

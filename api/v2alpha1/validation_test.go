@@ -164,7 +164,8 @@ func TestSubnetAddresses(t *testing.T) {
 		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/31"}, 2, "192.0.2.0"},
 		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/30"}, 2, "192.0.2.1"},
 		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.7/32"}, 1, "192.0.2.7"},
-		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24", Ranges: []v2alpha1.AddressRange{{From: "192.0.2.0", To: "192.0.2.9"}, {From: "192.0.2.5", To: "192.0.2.19"}}}, 20, "192.0.2.0"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24", Ranges: []v2alpha1.AddressRange{{From: "192.0.2.0", To: "192.0.2.9"}, {From: "192.0.2.5", To: "192.0.2.19"}}}, 19, "192.0.2.1"},
+		{v2alpha1.NetworkSubnet{CIDR: "192.0.2.0/24", Ranges: []v2alpha1.AddressRange{{From: "192.0.2.254", To: "192.0.2.255"}}}, 1, "192.0.2.254"},
 		{v2alpha1.NetworkSubnet{CIDR: "2001:db8::/120"}, 255, "2001:db8::1"},
 		{v2alpha1.NetworkSubnet{CIDR: "2001:db8::/64"}, math.MaxInt64, "2001:db8::1"},
 	} {

@@ -32,6 +32,8 @@ const (
 const (
 	JournalBefore   Point = "crashpoint-journal-before"
 	JournalAfter    Point = "crashpoint-journal-after"
+	AddressBefore   Point = "crashpoint-address-before"
+	AddressAfter    Point = "crashpoint-address-after"
 	SetupBefore     Point = "crashpoint-setup-before"
 	DriverChosen    Point = "crashpoint-driver-chosen"
 	DriverUnbound   Point = "crashpoint-driver-unbound"
@@ -58,6 +60,7 @@ const (
 	DriverBack      Point = "crashpoint-driver-back"
 	FreeVLAN        Point = "crashpoint-free-vlan"
 	FreeAfter       Point = "crashpoint-free-after"
+	AddressReturned Point = "crashpoint-address-returned"
 	Forgotten       Point = "crashpoint-forgotten"
 	Unprepared      Point = "crashpoint-unprepared"
 	PublishBefore   Point = "crashpoint-publish-before"
@@ -69,10 +72,10 @@ const (
 // Points returns all points, in their order.
 func Points() []Point {
 	return []Point{
-		JournalBefore, JournalAfter, SetupBefore, DriverChosen, DriverUnbound, DriverBound, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
+		JournalBefore, JournalAfter, AddressBefore, AddressAfter, SetupBefore, DriverChosen, DriverUnbound, DriverBound, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
 		SandboxRun, AttachBefore, AttachMoved, CDIBefore, CDIAfter,
 		DetachBefore, DetachMoved, DetachRestored, SandboxStopped,
-		UnprepareBefore, FreeBefore, DriverCleared, DriverReleased, DriverBack, FreeVLAN, FreeAfter, Forgotten, Unprepared,
+		UnprepareBefore, FreeBefore, DriverCleared, DriverReleased, DriverBack, FreeVLAN, FreeAfter, AddressReturned, Forgotten, Unprepared,
 		PublishBefore, PublishAfter, RestoreBefore, RestoreRows,
 	}
 }

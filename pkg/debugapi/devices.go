@@ -48,7 +48,7 @@ func Devices(db *statedb.DB) []Device {
 			Device: row.DeviceName, Manager: row.Manager.String(), Pool: row.Pool, Claim: row.Claim(),
 			Pod: row.ClaimNamespace + "/" + row.PodName, VLAN: row.Config.VLAN(), State: row.State(), Reason: row.Error,
 		}
-		if n := row.Config.Joined; n != nil {
+		if n := row.Config.InPod(); n != nil {
 			d.Network = row.Config.Network
 			for _, a := range n.Addresses {
 				d.Addresses = append(d.Addresses, a.String())

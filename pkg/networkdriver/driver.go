@@ -82,7 +82,9 @@ type driver struct {
 	statuses     *nodeconfig.StatusWriter
 	claimMetrics *claims.Metrics
 	draMetrics   *dra.Metrics
-	metrics      *metrics
+	// networkMetrics outlive sessions, as the others do.
+	networkMetrics *networks.Metrics
+	metrics        *metrics
 
 	// started is closed when there is a session.
 	started chan struct{}
@@ -126,8 +128,8 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	claimMetrics, draMetrics, metrics := claims.NewMetrics(), dra.NewMetrics(), newMetrics()
-	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors(), metrics.collectors()) {
+	claimMetrics, draMetrics, networkMetrics, metrics := claims.NewMetrics(), dra.NewMetrics(), networks.NewMetrics(), newMetrics()
+	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors(), networkMetrics.Collectors(), metrics.collectors()) {
 		if err := p.Metrics.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -164,19 +166,21 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		applied:      newCurrent[*applied](),
 		claimMetrics: claimMetrics,
 		draMetrics:   draMetrics,
-		metrics:      metrics,
-		bootID:       boot,
-		inventory:    inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
-		mover:        mover,
-		announcer:    announcer,
-		outside:      outside,
-		events:       events,
-		journal:      book,
-		room:         room,
-		hooks:        hooks,
-		nri:          nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
-		configs:      nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
-		statuses:     nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
+
+		networkMetrics: networkMetrics,
+		metrics:        metrics,
+		bootID:         boot,
+		inventory:      inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
+		mover:          mover,
+		announcer:      announcer,
+		outside:        outside,
+		events:         events,
+		journal:        book,
+		room:           room,
+		hooks:          hooks,
+		nri:            nri.NewPlugin(p.Config.NRISocketPath, p.Config.NRIPluginIndex, hooks, nriMetrics, p.Logger),
+		configs:        nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
+		statuses:       nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
 	}
 	d.waiting = &problem{reasonStarting, "waiting for the Kubernetes API"}
 	d.notReady.Store(d.waiting)

@@ -6,6 +6,7 @@ package networkdriver
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -29,6 +30,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -118,17 +120,25 @@ type session struct {
 	// warnNode makes an event about the node.
 	warnNode  func(reason, message string)
 	announcer *podnet.Announcer
-	pools     poolRules
+	pools     configuredPools
 	keeper    *networks.Keeper
 }
 
-// held returns the devices that the journal has, without what their managers know of them.
+// held returns the devices that the journal has, without what their managers know of them, and those that have rows of further claims:
+// the journal has one claim for each.
 func (s *session) held() []*tables.DRAAllocation {
 	var rows []*tables.DRAAllocation
 	for _, e := range s.journal.Entries() {
 		row := e.Row(nil)
 		row.Releasing = !e.Settled
 		rows = append(rows, row)
+	}
+	for row := range s.allocations.All(s.db.ReadTxn()) {
+		if !slices.ContainsFunc(rows, func(r *tables.DRAAllocation) bool {
+			return r.DeviceName == row.DeviceName && r.ClaimUID == row.ClaimUID
+		}) {
+			rows = append(rows, row)
+		}
 	}
 	return rows
 }
@@ -142,30 +152,38 @@ func (s *session) keepAddresses(ctx context.Context, _ cell.Health) error {
 	return s.keeper.Run(ctx)
 }
 
-// poolRules are what the configured pools let claims ask for.
-type poolRules struct {
-	// claims are the pools' claims fields by the pools' names, replaced as a whole.
-	claims atomic.Pointer[map[string]string]
+// configuredPools are the pools that are in force.
+type configuredPools struct {
+	// configs are replaced as a whole; nil before the first.
+	configs atomic.Pointer[[]v2alpha1.CiliumNetworkDriverDevicePoolConfig]
 }
 
-var _ claims.Pools = (*poolRules)(nil)
+var _ claims.Pools = (*configuredPools)(nil)
 
-func (r *poolRules) set(pools []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
-	rules := make(map[string]string, len(pools))
-	for _, p := range pools {
-		rules[p.PoolName] = p.Claims
+func (p *configuredPools) set(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) {
+	p.configs.Store(&configs)
+}
+
+func (p *configuredPools) get() []v2alpha1.CiliumNetworkDriverDevicePoolConfig {
+	if configs := p.configs.Load(); configs != nil {
+		return *configs
 	}
-	r.claims.Store(&rules)
+	return nil
 }
 
 // ClaimParameters implements [claims.Pools].
-func (r *poolRules) ClaimParameters(pool string) (string, bool) {
-	rules := r.claims.Load()
-	if rules == nil {
-		return "", false
+func (p *configuredPools) ClaimParameters(pool string) (string, bool) {
+	for _, c := range p.get() {
+		if c.PoolName == pool {
+			return c.Claims, true
+		}
 	}
-	rule, ok := (*rules)[pool]
-	return rule, ok
+	return "", false
+}
+
+// Of implements [claims.Pools].
+func (p *configuredPools) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string {
+	return pools.Of(device, rows, p.get())
 }
 
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
@@ -184,7 +202,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	}
 	s.markCompared = sync.OnceFunc(func() { close(s.compared) })
 	d.journal.DriverName = spec.DriverName
-	prompt := claims.NewClaimClient(d.Prompt.ResourceV1())
+	prompt, classes := claims.NewClaimClient(d.Prompt.ResourceV1()), claims.NewClasses(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
 		Logger: s.log, DB: d.DB, Allocations: d.Allocations,
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
@@ -196,12 +214,19 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate = s.writer, s.writer, s.gate
 	resolver := networks.NewResolver(d.networks, d.node.labels)
-	s.keeper = networks.NewKeeper(s.log, d.networks, d.Config.NodeName, s.held)
+	s.keeper = networks.NewKeeper(networks.Params{
+		Logger: s.log, Objects: d.networks, Node: d.Config.NodeName, Held: s.held,
+		Waits: func(row *tables.DRAAllocation, message string) {
+			pod := attachments.Sandbox{PodUID: row.PodUID, PodNamespace: row.ClaimNamespace, PodName: row.PodName}
+			d.events.Warn(pod, attachments.ReasonWaitsForAddress, message)
+		},
+	})
+	s.keeper.Metrics = d.networkMetrics
 	d.outside.Addresses = s.keeper
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
-		Networks: resolver, Pools: &s.pools,
+		Networks: resolver, Pools: &s.pools, Classes: classes,
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	s.kubelet = dra.New(dra.Params{
@@ -232,7 +257,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,
-		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Addresses: s.keeper,
+		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, Networks: resolver, Pools: &s.pools, Classes: classes,
+		Addresses: s.keeper,
 		Restored: func(rows []*tables.DRAAllocation) {
 			prepared := make([]types.Device, len(rows))
 			for i, row := range rows {

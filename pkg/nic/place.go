@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/nic/sysfs"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -134,9 +135,9 @@ func (p *Place) indexesOf(id Identity) (indexes []int) {
 	if dir == "" {
 		return nil
 	}
-	names, _ := os.ReadDir(filepath.Join(dir, "net"))
+	names, _ := sysfs.Links(dir)
 	for _, name := range names {
-		raw, err := os.ReadFile(filepath.Join(dir, "net", name.Name(), "ifindex"))
+		raw, err := os.ReadFile(filepath.Join(dir, "net", name, "ifindex"))
 		if err != nil {
 			continue
 		}
@@ -152,7 +153,7 @@ func (p *Place) deviceDir(id Identity) string {
 	if p.sysfs == "" || !IsDeviceName(id.Bus) || !IsDeviceName(id.Device) {
 		return ""
 	}
-	return filepath.Join(p.sysfs, "bus", id.Bus, "devices", id.Device)
+	return sysfs.DeviceDir(p.sysfs, id.Bus, id.Device)
 }
 
 // Elsewhere says whether a NIC that is not in this namespace has a link in another one, and why it has none if not. The
@@ -181,25 +182,10 @@ func (p *Place) has(ns *netnamespace.Namespace, id Identity) (bool, error) {
 	return link != nil, err
 }
 
-// linkless says why the NIC's device has no link in any namespace, empty if it may have one. The directory net of a
-// device is there as long as it has a link, be it in a namespace that this sysfs does not show.
+// linkless is [sysfs.Linkless] of the NIC's device. It is empty for a NIC without one.
 func (p *Place) linkless(id Identity) string {
-	dir := p.deviceDir(id)
-	if dir == "" {
-		return ""
+	if dir := p.deviceDir(id); dir != "" {
+		return sysfs.Linkless(dir)
 	}
-	if _, err := os.Stat(filepath.Dir(dir)); err != nil {
-		return "" // sysfs cannot be read, so that nothing is known
-	}
-	if _, err := os.Stat(dir); os.IsNotExist(err) {
-		return fmt.Sprintf("the device is not on the %s bus any more", id.Bus)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "net")); !os.IsNotExist(err) {
-		return ""
-	}
-	driver, err := os.Readlink(filepath.Join(dir, "driver"))
-	if err != nil {
-		return "the device has no driver"
-	}
-	return fmt.Sprintf("the device is bound to %s and has no interface", filepath.Base(driver))
+	return ""
 }

@@ -245,11 +245,11 @@ func (c *Cluster) RestartAgent(ctx context.Context, n *lab.Node, flags ...string
 	return c.StartAgent(ctx, n, flags...)
 }
 
-// StartOperator starts the operator on a node. As in a pod, it does not share its socket directory with the agent.
-func (c *Cluster) StartOperator(ctx context.Context, n *lab.Node) error {
+// StartOperator starts the operator on a node, with these flags too. As in a pod, it does not share its socket directory with the agent.
+func (c *Cluster) StartOperator(ctx context.Context, n *lab.Node, flags ...string) error {
 	return n.Start(ctx, Operator, "unshare", "--mount", "sh", "-c", fmt.Sprintf(
-		"mkdir -p /run/cilium && mount -t tmpfs operator /run/cilium && exec %s --enable-network-driver --k8s-kubeconfig-path=%s",
-		filepath.Join(lab.ShareDir, Operator), kubeconfigPath(operatorAccount)))
+		"mkdir -p /run/cilium && mount -t tmpfs operator /run/cilium && exec %s --enable-network-driver --k8s-kubeconfig-path=%s %s",
+		filepath.Join(lab.ShareDir, Operator), kubeconfigPath(operatorAccount), strings.Join(flags, " ")))
 }
 
 // StopOperator stops the operator on a node.

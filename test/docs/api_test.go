@@ -60,7 +60,12 @@ func TestAPIDocs(t *testing.T) {
 	}
 	require.NoError(t, kubectl("", "apply", "--server-side", "-f", "api/crds"))
 	require.NoError(t, kubectl("", "wait", "--for=condition=Established", "--timeout=30s", "-f", "api/crds"))
-	require.NoError(t, kubectl("", "create", "serviceaccount", "default"), "pods need it, and no controller makes it here")
+	for _, namespace := range []string{"default", "tenant-red", "tenant-blue"} { // the examples'
+		if namespace != "default" {
+			require.NoError(t, kubectl("", "create", "namespace", namespace))
+		}
+		require.NoError(t, kubectl("", "create", "serviceaccount", "default", "-n", namespace), "pods need it, and no controller makes it here")
+	}
 	check := func(objects string) error {
 		return kubectl(objects, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
 	}

@@ -138,6 +138,16 @@ func (e *T) changeUnderPods() {
 	e.user("kubectl apply -f examples/class-parameters.yaml")
 	e.running("class-parameters")
 	e.deleteUsers("class-parameters")
+
+	require.Contains(e, e.user(`! kubectl create -f - 2>&1 <<'END'
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: refused}
+spec:
+  devices:
+    requests: [{name: net, exactly: {deviceClassName: sriov-pool.networkdriver.cilium.io, count: 2}}]
+    config: [{opaque: {driver: networkdriver.cilium.io, parameters: {addresses: [192.0.2.10/24]}}}]
+END`), "parameters for the network driver: addresses: the request is for several devices")
 }
 
 // offerOnBoth configures one node by hand and the other by the operator.

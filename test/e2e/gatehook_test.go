@@ -172,6 +172,50 @@ func TestSandboxMadeAnewWhileAgentIsAway(t *testing.T) {
 	e.noGates(n)
 }
 
+// TestVFLostWhileAgentIsAway takes a VF from its pod, as a driver that is bound anew does, when there is nobody to put it back. A container
+// that is started again waits for the agent, and says what has become of the device.
+func TestVFLostWhileAgentIsAway(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node
+	e.offerBoth(n)
+	e.witness("vf", corev1.PodResourceClaim{Name: "net", ResourceClaimTemplateName: ptr.To("vf")}, "vf0", nil)
+	e.running("vf")
+	addr := pciAddr(e.allocationsOf("vf")[0].DeviceName)
+	container := func() corev1.ContainerStatus {
+		pod, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, "vf", metav1.GetOptions{})
+		require.NoError(e, err)
+		return pod.Status.ContainerStatuses[0]
+	}
+	restart := func() {
+		_, id, _ := strings.Cut(container().ContainerID, "://")
+		e.onNode(n, fmt.Sprintf("kill -KILL $(cat /run/containerd/io.containerd.runtime.v2.task/k8s.io/%s/init.pid)", id))
+	}
+
+	e.killAgent(n)
+	restart()
+	e.eventually("container of pod vf, which has lost nothing", func() string {
+		if c := container(); c.RestartCount != 1 || c.State.Running == nil {
+			return "was not started again: " + strings.Join(e.events("vf"), " | ")
+		}
+		return ""
+	})
+
+	e.bindVF(n, addr, "")
+	e.atEnd(func() { e.bindVF(n, addr, "igbvf") })
+	restart()
+	e.eventSays("vf", "stderr: device "+addr+" of claim ", " is lost: the device has no driver;")
+	e.bindVF(n, addr, "igbvf")
+	e.eventSays("vf", "stderr: device "+addr+" of claim ", " is on the host")
+	e.noneBare()
+
+	e.startAgent(n)
+	e.startedWith("vf", "vf0")
+	e.noneBare()
+	e.deletePods("vf")
+	e.noAllocations(n)
+	e.noGates(n)
+}
+
 // noGates waits until no file of a gate is left on the node.
 func (e *T) noGates(n *lab.Node) {
 	e.Helper()

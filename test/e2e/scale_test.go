@@ -17,10 +17,10 @@ func TestManyDevices(t *testing.T) {
 	n := e.node
 	e.configure(e.node.Name(), dummySpec(count))
 	slices := e.waitDevices(e.node.Name(), "fast-net", count)
-	require.Len(e, slices, 3)
+	require.Len(e, slices, 5)
 	for _, s := range slices {
-		require.LessOrEqual(e, len(s.Spec.Devices), resourceapi.ResourceSliceMaxDevices)
-		require.EqualValues(e, 3, s.Spec.Pool.ResourceSliceCount)
+		require.LessOrEqual(e, len(s.Spec.Devices), resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures)
+		require.EqualValues(e, 5, s.Spec.Pool.ResourceSliceCount)
 		require.Equal(e, slices[0].Spec.Pool.Generation, s.Spec.Pool.Generation)
 	}
 	e.class("dummy", "fast-net")

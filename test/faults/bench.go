@@ -48,17 +48,20 @@ type bench struct {
 	// agentInPod says that the agent is a pod.
 	agentInPod bool
 	reader     *nodestate.Reader
+	// beside is another node's, for jobs that take two; nil if there is none.
+	beside *bench
 	// idle is the node without any pod, before is the node as every round has to leave it, and witnesses what the pods that
 	// stay have.
 	idle, before nodestate.Snapshot
 	witnesses    string
 	pods         int // how many were made, for their names
 
-	capture *lab.Capture
 	// faultAt is when the fault happened, and took how long it was until all was well again; zero: until the round's end.
 	faultAt time.Time
 	took    time.Duration
 	notes   []string
+	seen    containers
+	mark    int64 // where the agent's log ended before the round
 }
 
 func newBench(c *deploy.Cluster, n *lab.Node, o options) *bench {
@@ -112,6 +115,42 @@ spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: vf}}],
   config: [{opaque: {driver: DRIVER, parameters: {driver: vfio-pci, vlan: 1001}}}]}}}
 `
 
+// networkObjects are networks of all benches, and templates of claims that join them.
+const networkObjects = `
+---
+apiVersion: cilium.io/v2alpha1
+kind: CiliumNetworkDriverNetwork
+metadata: {name: NET_VF}
+spec:
+  namespaceSelector: {}
+  pools: [sriov-pool]
+  vlan: NET_VLAN
+  subnets:
+  - {cidr: 198.51.100.0/24, ranges: [{from: 198.51.100.10, to: 198.51.100.33}]}
+  - {cidr: "2001:db8:51::/64", ranges: [{from: "2001:db8:51::10", to: "2001:db8:51::27"}]}
+---
+apiVersion: cilium.io/v2alpha1
+kind: CiliumNetworkDriverNetwork
+metadata: {name: NET_DUMMY}
+spec:
+  namespaceSelector: {}
+  pools: [fast-net]
+  subnets:
+  - {cidr: 203.0.113.0/24, ranges: [{from: 203.0.113.10, to: 203.0.113.21}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: NET_VF, namespace: NAMESPACE}
+spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: vf}}],
+  config: [{opaque: {driver: DRIVER, parameters: {podIfName: net0, network: NET_VF}}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: NET_DUMMY, namespace: NAMESPACE}
+spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: dummy}}],
+  config: [{opaque: {driver: DRIVER, parameters: {podIfName: net0, network: NET_DUMMY}}}]}}}
+`
+
 const vfTemplate = `
 ---
 apiVersion: resource.k8s.io/v1
@@ -125,8 +164,8 @@ spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: vf}}],
 func (b *bench) prepare(ctx context.Context) error {
 	b.agentInPod = b.agentIsPod(ctx)
 	fill := strings.NewReplacer("NAMESPACE", b.ns, "NODE", b.node.Name(), "PF", lab.Uplink, "VFS", fmt.Sprint(vfCount),
-		"DUMMIES", fmt.Sprint(dummyCount), "DRIVER", driverName)
-	manifest := objects
+		"DUMMIES", fmt.Sprint(dummyCount), "DRIVER", driverName, "NET_VF", netVF, "NET_DUMMY", netDummy, "NET_VLAN", fmt.Sprint(netVLAN))
+	manifest := objects + networkObjects
 	for _, vlan := range vlans {
 		manifest += strings.ReplaceAll(vfTemplate, "VLAN", fmt.Sprint(vlan))
 	}
@@ -176,8 +215,15 @@ func (b *bench) settled(ctx context.Context) (nodestate.Snapshot, string) {
 	if n := len(second.Slices[b.node.Name()+"/sriov-pool"]); n != vfCount {
 		return second, fmt.Sprintf("%d VFs are offered", n)
 	}
+	if i := slices.IndexFunc(second.Files, owed); i >= 0 {
+		return second, "a claim that was unprepared is not settled: " + second.Files[i]
+	}
 	return second, nodestate.Difference(first, second)
 }
+
+// owed says whether a file of a snapshot is the journal's of a claim that may be owed its devices. It stays for a while after
+// kubelet has unprepared the claim.
+func owed(file string) bool { return strings.HasSuffix(file, ".claim") }
 
 // begin starts the pods that stay, and remembers the node with them.
 func (b *bench) begin(ctx context.Context) error {
@@ -222,10 +268,14 @@ func (b *bench) leave(ctx context.Context) error {
 	return b.Dynamic.Resource(nodeConfigs).Delete(ctx, b.node.Name(), metav1.DeleteOptions{})
 }
 
-// configured says what the node's config lacks to be in force.
+// configured says what the node's config lacks to be in force, and the namespace to have pods.
 func (b *bench) configured(ctx context.Context) string {
 	object, err := b.Dynamic.Resource(nodeConfigs).Get(ctx, b.node.Name(), metav1.GetOptions{})
 	if err != nil {
+		return err.Error()
+	}
+	// Pods are refused until their namespace has it.
+	if _, err := b.Client.CoreV1().ServiceAccounts(b.ns).Get(ctx, "default", metav1.GetOptions{}); err != nil {
 		return err.Error()
 	}
 	var config v2alpha1.CiliumNetworkDriverNodeConfig
@@ -261,22 +311,33 @@ func (b *bench) eventually(ctx context.Context, what string, check func(context.
 // try does one round of a job. What is left then is in the result; the error is for a bench that cannot go on.
 func (b *bench) try(ctx context.Context, j job, number int) (round, error) {
 	start := time.Now()
-	mark := b.logSize()
-	if err := b.listen(); err != nil {
+	capture, err := b.CaptureUplinks()
+	if err != nil {
 		return round{}, err
 	}
-	b.faultAt, b.took, b.notes = start, 0, nil
-	err := j.run(ctx, b, number)
-	if err == nil {
-		err = b.restored(ctx)
+	b.faultAt, b.took, b.notes, b.seen = start, 0, nil, containers{}
+	benches := []*bench{b}
+	if j.two {
+		benches = append(benches, b.beside)
+	}
+	for _, bench := range benches {
+		bench.mark = bench.logSize()
+	}
+	err = j.run(ctx, b, number)
+	for _, bench := range benches {
+		if err == nil {
+			err = bench.restored(ctx)
+		}
 	}
 	if b.took == 0 {
 		b.took = time.Since(b.faultAt)
 	}
 	done := round{Seconds: b.took.Seconds()}
-	b.capture.Close()
-	err = errors.Join(err, b.frames(), b.seen(ctx))
-	done.Notes = b.notes
+	capture.Close()
+	for _, bench := range benches {
+		err = errors.Join(err, strayFrames(capture.Frames(), bench.node.Name(), bench.vfsAtHome()), b.readSeen(ctx, bench.node))
+	}
+	done.Notes, done.Containers = b.notes, b.seen
 	if ctx.Err() != nil {
 		return done, ctx.Err()
 	}
@@ -285,9 +346,11 @@ func (b *bench) try(ctx context.Context, j job, number int) (round, error) {
 	}
 	done.Left = err.Error()
 	fmt.Printf("%s %s has left something, and %s is repaired\n", time.Now().Format(time.TimeOnly), j.name(), b.node.Name())
-	b.keepLogs(ctx, j, number, mark, done.Left)
-	if err := b.repair(ctx); err != nil {
-		return done, fmt.Errorf("repair the node after what was left: %w; left was: %s", err, done.Left)
+	for _, bench := range benches {
+		bench.keepLogs(ctx, j, number, done.Left)
+		if err := bench.repair(ctx); err != nil {
+			return done, fmt.Errorf("repair the node after what was left: %w; left was: %s", err, done.Left)
+		}
 	}
 	return done, nil
 }
@@ -308,6 +371,13 @@ func (b *bench) restored(ctx context.Context) error {
 		}
 		if looked != b.witnesses {
 			return fmt.Sprintf("the pods that stay have %q, had %q", looked, b.witnesses)
+		}
+		addresses, err := b.addresses(ctx)
+		if err != nil {
+			return err.Error()
+		}
+		if len(addresses) > 0 {
+			return fmt.Sprintf("addresses are not given back: %v", addresses)
 		}
 		return ""
 	})
@@ -371,7 +441,7 @@ func (b *bench) logSize() int64 {
 }
 
 // keepLogs writes down what there is to know of a round that left something.
-func (b *bench) keepLogs(ctx context.Context, j job, number int, mark int64, left string) {
+func (b *bench) keepLogs(ctx context.Context, j job, number int, left string) {
 	dir := filepath.Join(b.out, "left")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return
@@ -388,9 +458,9 @@ func (b *bench) keepLogs(ctx context.Context, j job, number int, mark int64, lef
 		}
 	}
 	text := fmt.Sprintf("%s round %d\n%s\n\n--- agent\n%s\n--- events\n%s\n--- kubelet\n%s\n--- containerd\n%s\n", j.name(), number, left,
-		data[min(mark, int64(len(data))):], events, lastLines(kubelet, 150), lastLines(containerd, 80))
+		data[min(b.mark, int64(len(data))):], events, lastLines(kubelet, 150), lastLines(containerd, 80))
 	name := strings.NewReplacer(" ", "-", "/", "-", ":", "").Replace(j.name())
-	_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%d.log", name, number)), []byte(text), 0o644)
+	_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%d-%s.log", name, number, b.node.Name())), []byte(text), 0o644)
 }
 
 func lastLines(data []byte, n int) string {

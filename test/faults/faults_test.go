@@ -5,8 +5,10 @@ package main
 
 import (
 	"net"
+	"net/netip"
 	"regexp"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -45,15 +47,82 @@ func TestChosen(t *testing.T) {
 	for _, j := range chosen(options{only: only, rounds: 7}) {
 		require.Equal(t, 7, j.rounds)
 	}
+	for _, j := range chosen(options{only: only, kubernetes: "1.34.4"}) {
+		require.Equal(t, versions, j.group)
+		require.Equal(t, "Kubernetes 1.34.4, after the move into the pod", j.says)
+	}
 	require.Less(t, len(chosen(options{only: regexp.MustCompile(""), short: true})), 20)
 }
 
-func TestStartedWithout(t *testing.T) {
-	unlisted, err := startedWithout("p1-vf-once.init:eth0 lo net0\np1-vf-once.app:eth0 lo net0\np2-vf-unlisted.app:eth0 lo\n")
-	require.NoError(t, err)
-	require.Equal(t, 1, unlisted)
-	_, err = startedWithout("p1-vf-once.init:eth0 lo net0\np1-vf-once.app:eth0 lo\n")
+func TestContainers(t *testing.T) {
+	c := containers{}
+	require.NoError(t, c.read("p1-vf-once.init:eth0 lo net0\np1-net-vf-once.app:eth0 lo net0\np2-vf-unlisted.app:eth0 lo\nmoves-1-a.app:net0\n"))
+	require.Equal(t, containers{"once init": {1, 0}, "once app": {1, 0}, "unlisted app": {1, 1}, "plain app": {1, 0}}, c)
+	err := c.read("p1-vf-once.init:eth0 lo net0\np1-vf-once.app:eth0 lo\n")
 	require.ErrorContains(t, err, "p1-vf-once.app STARTED WITHOUT ITS DEVICE")
+	require.Equal(t, starts{2, 1}, c["once app"])
+	kinds := map[string]bool{}
+	for _, p := range promises {
+		kinds[p.kind] = true
+	}
+	for kind := range c {
+		require.True(t, kinds[kind], "the page says nothing of %s", kind)
+	}
+}
+
+// TestAddressWatch: an address that moves from one pod to the next is no fault, one that two have at a time is, however short one of
+// the two was seen.
+func TestAddressWatch(t *testing.T) {
+	addr := netip.MustParseAddr("198.51.100.10")
+	one, two := holder{"node1", "cni-1"}, holder{"node2", "cni-2"}
+	start := time.Now()
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	w := newAddressWatch()
+	w.note(one, []netip.Addr{addr}, at(0), at(1))
+	w.note(one, []netip.Addr{addr}, at(2), at(3))
+	w.note(two, []netip.Addr{addr}, at(2), at(3))
+	w.note(two, []netip.Addr{addr}, at(4), at(5))
+	require.NoError(t, w.verdict())
+
+	w.note(one, []netip.Addr{addr}, at(6), at(7))
+	require.ErrorContains(t, w.verdict(), "address 198.51.100.10 was in TWO PODS at one time")
+	w = newAddressWatch()
+	w.note(one, []netip.Addr{addr}, at(0), at(1))
+	w.note(two, []netip.Addr{addr}, at(2), at(3))
+	w.note(one, []netip.Addr{addr}, at(4), at(5))
+	require.ErrorContains(t, w.verdict(), "TWO PODS")
+
+	for _, tc := range []struct {
+		name          string
+		before, after string
+		says          string
+	}{
+		{"its own", "node1", "node1", ""},
+		{"given meanwhile", "", "node1", ""},
+		{"given back meanwhile", "node1", "", ""},
+		{"nobody's", "", "", "address 198.51.100.10 was in a pod on node1 WITHOUT BEING GIVEN"},
+		{"another node's", "node2", "node2", "WITHOUT BEING GIVEN"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newAddressWatch()
+			w.compare(map[holder][]netip.Addr{one: {addr}}, map[netip.Addr]string{addr: tc.before}, map[netip.Addr]string{addr: tc.after})
+			if tc.says == "" {
+				require.NoError(t, w.verdict())
+			} else {
+				require.ErrorContains(t, w.verdict(), tc.says)
+			}
+		})
+	}
+}
+
+func TestParseAddresses(t *testing.T) {
+	found, err := parseAddresses(`cni-1
+[{"ifname":"net0","addr_info":[{"family":"inet","local":"198.51.100.10","prefixlen":24},{"family":"inet6","local":"2001:db8:51::10"},{"local":"fe80::1"}]}]
+cni-2
+[{"ifname":"net0","addr_info":[]}]
+`)
+	require.NoError(t, err)
+	require.Equal(t, map[string][]netip.Addr{"cni-1": {netip.MustParseAddr("198.51.100.10"), netip.MustParseAddr("2001:db8:51::10")}}, found)
 }
 
 func TestStrayFrames(t *testing.T) {

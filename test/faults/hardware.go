@@ -183,6 +183,38 @@ func pfRenamed(ctx context.Context, b *bench, _ int) error {
 	return b.delete(ctx, 1, append(more, names[1])...)
 }
 
+// pfElsewhere moves the PF into another network namespace under pods, of which one ends meanwhile, and back.
+func pfElsewhere(ctx context.Context, b *bench, _ int) error {
+	names, err := b.started(ctx, twoPods...)
+	if err != nil {
+		return err
+	}
+	b.fault()
+	const elsewhere = "faults-elsewhere"
+	if _, err := b.node.Run(ctx, fmt.Sprintf("ip netns add %[1]s && ip link set %[2]s netns %[1]s", elsewhere, lab.Uplink)); err != nil {
+		return err
+	}
+	// The VF cannot be given back without its PF, which the pod's end does not wait for.
+	err = b.deleteNow(ctx, 1, names[0])
+	time.Sleep(5 * time.Second)
+	_, backErr := b.node.Run(ctx, fmt.Sprintf("ip -n %[1]s link set %[2]s netns 1 && ip netns del %[1]s && ip link set %[2]s up", elsewhere, lab.Uplink))
+	if err := errors.Join(err, backErr); err != nil {
+		return err
+	}
+	if err := b.gone(ctx, names[0]); err != nil {
+		return err
+	}
+	more, err := b.started(ctx, kind{template: "vf", vlan: firstVLAN + 2, shape: "plain"})
+	if err != nil {
+		return err
+	}
+	if err := b.running(ctx, names[1]); err != nil {
+		return err
+	}
+	b.recovered()
+	return b.delete(ctx, 1, append(more, names[1])...)
+}
+
 // unplugged takes the NIC out of the node under pods, and puts it back.
 var unplugged = remaking(func(ctx context.Context, b *bench, _ []string) error {
 	if err := b.node.Unplug(ctx, lab.Uplink); err != nil {
@@ -299,4 +331,77 @@ func rebooted(boot func(*lab.Node, context.Context) error) func(context.Context,
 		b.recovered()
 		return b.anew(ctx, names)
 	}
+}
+
+// otherVFs makes the VFs of the NIC that is in front of the PF, and prints its link.
+const otherVFs = `for d in /sys/bus/pci/drivers/igb/0000:*; do n=$(ls $d/net); [ "$n" = ` + lab.Uplink + ` ] || {
+ip link set $n up; echo 7 > $d/sriov_numvfs; echo $n; }; done`
+
+// pciShifted boots the node with another NIC in front of the PF, which has the PCI addresses then that the VFs of the pods had. No
+// pod may get one of that one's VFs: those that were allotted such a device wait until they are deleted.
+func pciShifted(ctx context.Context, b *bench, _ int) error {
+	names, err := b.started(ctx, twoPods...)
+	if err != nil {
+		return err
+	}
+	lost := append([]string{stays[0]}, names...) // the dummy is as before
+	boot := func(front bool) error {
+		if err := b.node.PowerOff(); err != nil {
+			return err
+		}
+		b.node.InFront(front)
+		if err := b.node.PowerOn(ctx); err != nil {
+			return err
+		}
+		_, err := b.node.Run(ctx, "mkdir -p "+seenDir+" "+crashDir)
+		return err
+	}
+	b.fault()
+	if err := boot(true); err != nil {
+		return err
+	}
+	other, err := b.node.Run(ctx, otherVFs)
+	if err != nil {
+		return err
+	}
+	if err := b.StartAgent(ctx, b.node); err != nil {
+		return err
+	}
+	err = b.eventually(ctx, "events", func(ctx context.Context) string {
+		for _, name := range lost {
+			pod, err := b.Client.CoreV1().Pods(b.ns).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			if events := strings.Join(b.events(ctx, *pod), " | "); !strings.Contains(events, "is gone: the node has no such device") {
+				return name + " is not told that its device is gone: " + events
+			}
+		}
+		return ""
+	})
+	if err != nil {
+		return err
+	}
+	more, err := b.started(ctx, kind{template: "vf", vlan: firstVLAN + 2, shape: "plain"})
+	if err != nil {
+		return err
+	}
+	b.recovered()
+	table, err := b.node.Run(ctx, "ip link show "+strings.TrimSpace(other))
+	if err != nil {
+		return err
+	}
+	if strings.Count(table, "vf ") != 7 || strings.Contains(table, "vlan") {
+		return fmt.Errorf("a NIC that is not the driver's was changed: %s", table)
+	}
+	if err := b.delete(ctx, 1, slices.Concat(names, more, stays)...); err != nil {
+		return err
+	}
+	if err := boot(false); err != nil {
+		return err
+	}
+	if err := b.StartAgent(ctx, b.node); err != nil {
+		return err
+	}
+	return b.anew(ctx, nil)
 }

@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -181,56 +183,106 @@ func (b *bench) figures(ctx context.Context) (figures, error) {
 
 // life is a pod of the churn.
 type life struct {
-	template     string
+	of           *lane
 	made, ends   time.Time
 	ran, deleted bool
+}
+
+// lane is a kind of device on a node, as many pods of which live at a time as there are devices.
+type lane struct {
+	*bench
+	template string
+	free     int
 }
 
 // churn has pods come and go with random lifetimes, as many at a time as there are devices; some are deleted by force. In
 // the first half the agent is killed now and then, and the runtime once; in the second what the agent uses must not grow.
 func churn(vfs, dummies int) func(context.Context, *bench, int) error {
 	return func(ctx context.Context, b *bench, _ int) error {
-		c := &churning{
-			bench: b, all: vfs + dummies, lives: map[string]*life{},
-			free: map[string]int{"vf": vfCount - 1, "dummy": dummyCount - 1}, // one of each is a pod's that stays
+		return b.churn(ctx, &churning{ // one of each is a pod's that stays
+			benches: []*bench{b}, lanes: []*lane{{b, "vf", vfCount - 1}, {b, "dummy", dummyCount - 1}},
 			left: map[string]int{"vf": vfs, "dummy": dummies},
+		})
+	}
+}
+
+// addressChurn is a churn on two nodes whose pods have addresses, none of which may be in two pods at any time.
+func addressChurn(vfs, dummies int) func(context.Context, *bench, int) error {
+	return func(ctx context.Context, b *bench, _ int) error {
+		c := &churning{benches: []*bench{b, b.beside}, left: map[string]int{netVF: vfs, netDummy: dummies}}
+		for _, b := range c.benches {
+			c.lanes = append(c.lanes, &lane{b, netVF, vfCount - 1}, &lane{b, netDummy, dummyCount - 1})
 		}
-		b.fault()
-		if err := c.run(ctx); err != nil {
-			return err
+		watch := newAddressWatch(c.benches...)
+		watching, stop := context.WithCancel(ctx)
+		var watchErr error
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for watchErr == nil && watching.Err() == nil {
+				watchErr = watch.look(watching)
+			}
+		})
+		err := b.churn(ctx, c)
+		stop()
+		wg.Wait()
+		if errors.Is(watchErr, context.Canceled) {
+			watchErr = nil
 		}
+		b.notes = append(b.notes, fmt.Sprintf("%d looks at the addresses in pods, up to %d at one time, %d different ones", watch.looks, watch.most, len(watch.spans)))
+		return errors.Join(err, watchErr, watch.verdict())
+	}
+}
+
+// churn has the pods come and go, and reports what it saw.
+func (b *bench) churn(ctx context.Context, c *churning) error {
+	c.lives = map[string]*life{}
+	c.halfway = make([]figures, len(c.benches))
+	for _, count := range c.left {
+		c.all += count
+	}
+	b.fault()
+	if err := c.run(ctx); err != nil {
+		return err
+	}
+	for _, b := range c.benches {
 		if err := b.restored(ctx); err != nil {
 			return err
 		}
-		b.recovered()
-		end, err := b.figures(ctx)
-		if err != nil {
-			return err
-		}
-		moves, err := b.durations(ctx)
-		if err != nil {
-			return err
-		}
-		slices.Sort(c.starts)
-		at := func(p int) float64 { return c.starts[min(len(c.starts)-1, len(c.starts)*p/100)].Seconds() }
-		b.notes = append(b.notes,
-			fmt.Sprintf("%d pods, %d kills of the agent, one of containerd", c.all, c.kills),
-			fmt.Sprintf("pod start p50 %.1f s, p99 %.1f s; %s", at(50), at(99), moves),
-			fmt.Sprintf("the agent half-way: %s; at the end: %s", c.halfway, end))
-		return end.grown(c.halfway)
 	}
+	b.recovered()
+	slices.Sort(c.starts)
+	at := func(p int) float64 { return c.starts[min(len(c.starts)-1, len(c.starts)*p/100)].Seconds() }
+	b.notes = append(b.notes, fmt.Sprintf("%d pods, %d deleted by force, %d kills of agents, one of containerd", c.all, c.forced, c.kills),
+		fmt.Sprintf("pod start p50 %.1f s, p99 %.1f s", at(50), at(99)))
+	var errs []error
+	for i, churned := range c.benches {
+		end, err := churned.figures(ctx)
+		if err != nil {
+			return err
+		}
+		moves, err := churned.durations(ctx)
+		if err != nil {
+			return err
+		}
+		b.notes = append(b.notes, fmt.Sprintf("%s: %s", churned.node.Name(), moves),
+			fmt.Sprintf("%s: the agent half-way: %s; at the end: %s", churned.node.Name(), c.halfway[i], end))
+		errs = append(errs, end.grown(c.halfway[i]))
+	}
+	return errors.Join(errs...)
 }
 
 // churning is a churn that goes on.
 type churning struct {
-	*bench
-	all, done, kills int
-	lives            map[string]*life
-	free, left       map[string]int
-	starts           []time.Duration
-	runtimeKilled    bool
-	halfway          figures
-	ended            time.Time // when the last pod did
+	benches       []*bench
+	lanes         []*lane
+	left          map[string]int // pods to make, by template
+	lives         map[string]*life
+	starts        []time.Duration
+	halfway       []figures // of each bench
+	ended         time.Time // when the last pod did
+	runtimeKilled bool
+
+	all, done, forced, kills int
 }
 
 const maxKills = 5
@@ -240,14 +292,16 @@ func (c *churning) run(ctx context.Context) error {
 		if err := c.fill(ctx); err != nil {
 			return err
 		}
-		if err := c.step(ctx); err != nil {
-			return err
+		for _, b := range c.benches {
+			if err := c.step(ctx, b); err != nil {
+				return err
+			}
 		}
 		if err := c.disturb(ctx); err != nil {
 			return err
 		}
 		if time.Since(c.ended) > patience {
-			return fmt.Errorf("no pod has ended for %v; there are %v", patience, c.podNames(ctx))
+			return fmt.Errorf("no pod has ended for %v; there are %v", patience, slices.Sorted(maps.Keys(c.lives)))
 		}
 	}
 	return nil
@@ -255,39 +309,42 @@ func (c *churning) run(ctx context.Context) error {
 
 // fill makes pods for the devices that are free.
 func (c *churning) fill(ctx context.Context) error {
-	for _, template := range []string{"vf", "dummy"} {
-		for c.left[template] > 0 && c.free[template] > 0 {
-			c.left[template]--
-			c.free[template]--
-			names, err := c.createAll(ctx, kind{template: template, vlan: vlans[c.rand.IntN(3)], shape: shapes[c.rand.IntN(3)]})
+	for _, l := range c.lanes {
+		for c.left[l.template] > 0 && l.free > 0 {
+			c.left[l.template]--
+			l.free--
+			names, err := l.createAll(ctx, kind{template: l.template, vlan: vlans[l.rand.IntN(3)], shape: shapes[l.rand.IntN(3)]})
 			if err != nil {
 				return err
 			}
-			lasts := time.Duration(500+c.rand.IntN(12000)) * time.Millisecond
-			c.lives[names[0]] = &life{template: template, made: time.Now(), ends: time.Now().Add(lasts)}
+			lasts := time.Duration(500+l.rand.IntN(12000)) * time.Millisecond
+			c.lives[l.ns+"/"+names[0]] = &life{of: l, made: time.Now(), ends: time.Now().Add(lasts)}
 		}
 	}
 	return nil
 }
 
-// step looks at the pods, and deletes those whose time is over: half of them by force.
-func (c *churning) step(ctx context.Context) error {
-	list, err := c.Client.CoreV1().Pods(c.ns).List(ctx, metav1.ListOptions{})
+// step looks at the pods of a bench, and deletes those whose time is over: half of them by force.
+func (c *churning) step(ctx context.Context, b *bench) error {
+	list, err := b.Client.CoreV1().Pods(b.ns).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	there := map[string]corev1.Pod{}
 	for _, p := range list.Items {
-		there[p.Name] = p
+		there[b.ns+"/"+p.Name] = p
 	}
 	for name, l := range c.lives {
+		if l.of.bench != b {
+			continue
+		}
 		p, ok := there[name]
 		if !ok && !l.deleted {
 			return fmt.Errorf("pod %s is gone and nobody has deleted it", name)
 		}
 		if !ok {
 			delete(c.lives, name)
-			c.free[l.template]++
+			l.of.free++
 			c.done++
 			c.ended = time.Now()
 			continue
@@ -298,7 +355,11 @@ func (c *churning) step(ctx context.Context) error {
 		}
 		if !l.deleted && time.Now().After(l.ends) {
 			l.deleted = true
-			if err := c.deleteNow(ctx, int64(c.rand.IntN(2)), name); err != nil {
+			grace := b.rand.Int64N(2)
+			if grace == 0 {
+				c.forced++
+			}
+			if err := b.deleteNow(ctx, grace, p.Name); err != nil {
 				return err
 			}
 		}
@@ -306,23 +367,27 @@ func (c *churning) step(ctx context.Context) error {
 	return nil
 }
 
-// disturb kills the agent and the runtime, by pods that are done, so that it is as often in a slow run.
+// disturb kills agents, one after the other, and the runtime, by pods that are done, so that it is as often in a slow run.
 func (c *churning) disturb(ctx context.Context) error {
 	switch {
 	case c.kills < maxKills && c.done >= (c.kills+1)*c.all/(2*(maxKills+1)):
+		b := c.benches[c.kills%len(c.benches)]
 		c.kills++
-		if err := c.killAgent(ctx); err != nil {
+		if err := b.killAgent(ctx); err != nil {
 			return err
 		}
-		time.Sleep(time.Duration(c.rand.IntN(3000)) * time.Millisecond)
-		return c.StartAgent(ctx, c.node)
+		time.Sleep(time.Duration(b.rand.IntN(3000)) * time.Millisecond)
+		return b.StartAgent(ctx, b.node)
 	case !c.runtimeKilled && c.done >= c.all/4:
 		c.runtimeKilled = true
-		return c.killContainerd(ctx)
-	case c.halfway.memory == 0 && c.done >= c.all*6/10:
-		var err error
-		c.halfway, err = c.figures(ctx)
-		return err
+		return c.benches[0].killContainerd(ctx)
+	case c.halfway[0].memory == 0 && c.done >= c.all*6/10:
+		for i, b := range c.benches {
+			var err error
+			if c.halfway[i], err = b.figures(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,8 +38,10 @@ type options struct {
 	page     string
 	seed     int64
 	nodes    int
-	keep     bool
-	list     bool
+	// kubernetes is another version than the lab's own.
+	kubernetes string
+	keep       bool
+	list       bool
 }
 
 func main() {
@@ -52,7 +55,8 @@ func main() {
 	flag.BoolVar(&o.resume, "resume", false, "add to the report that is there, and leave out rounds that it has")
 	flag.StringVar(&o.page, "page", "", "write the report there too, as a page of the documentation")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of what is chosen at random")
-	flag.IntVar(&o.nodes, "nodes", 1, "nodes to try faults on at the same time")
+	flag.IntVar(&o.nodes, "nodes", 1, "nodes to try faults on at the same time; some take two")
+	flag.StringVar(&o.kubernetes, "kubernetes", "", "another version of Kubernetes that the lab has; its lines are apart from the others")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up, and take the one that is up")
 	flag.BoolVar(&o.list, "list", false, "print the faults and their rounds")
 	other := flag.String(otherFlag, "", "be, on this node, another DRA driver that fails; faults start it by themselves")
@@ -108,7 +112,7 @@ func run(ctx context.Context, o options) error {
 func chosen(o options) []job {
 	var jobs []job
 	for _, j := range allJobs() {
-		if !o.only.MatchString(j.name()) {
+		if !o.only.MatchString(j.name()) || j.two && o.nodes < 2 {
 			continue
 		}
 		switch {
@@ -119,6 +123,9 @@ func chosen(o options) []job {
 		}
 		if o.rounds > 0 {
 			j.rounds = o.rounds
+		}
+		if o.kubernetes != "" {
+			j.group, j.says = versions, strings.TrimSuffix(fmt.Sprintf("Kubernetes %s, %s", o.kubernetes, j.says), ", ")
 		}
 		jobs = append(jobs, j)
 	}

@@ -29,7 +29,9 @@ type job struct {
 	// as is how the agent has to run, and rounds how often the whole form tries the fault, short the short form.
 	as            as
 	rounds, short int
-	run           func(ctx context.Context, b *bench, number int) error
+	// two says that it takes the bench beside this one as well.
+	two bool
+	run func(ctx context.Context, b *bench, number int) error
 }
 
 // as is how the agent runs.
@@ -75,6 +77,8 @@ type place struct {
 var places = []place{
 	{crashpoint.JournalBefore, "before the journal's entry", starting, 0, false, false, nil},
 	{crashpoint.JournalAfter, "after the journal's entry", starting, 0, false, false, nil},
+	{crashpoint.AddressBefore, "before an address is taken", starting, 0, false, false, nil},
+	{crashpoint.AddressAfter, "after an address is taken", starting, 0, false, false, nil},
 	{crashpoint.SetupBefore, "before Setup", starting, 0, false, false, nil},
 	{crashpoint.DriverChosen, "before the driver is unbound", starting, 0, false, true, nil},
 	{crashpoint.DriverUnbound, "after the driver is unbound", starting, 0, false, true, []string{kill}},
@@ -102,6 +106,7 @@ var places = []place{
 	{crashpoint.DriverBack, "after the driver is back", ending, 0, false, true, nil},
 	{crashpoint.FreeVLAN, "after the VLAN is back", ending, 0, true, false, []string{kill}},
 	{crashpoint.FreeAfter, "after Free", ending, 0, true, false, nil},
+	{crashpoint.AddressReturned, "after an address is given back", ending, 0, false, false, nil},
 	{crashpoint.Forgotten, "after the journal's entry is removed", ending, 0, false, false, nil},
 	{crashpoint.Unprepared, "after Unprepare's answer", ending, 50 * time.Millisecond, false, false, nil},
 	{crashpoint.PublishBefore, "before publication", booting, 0, false, false, nil},
@@ -113,10 +118,10 @@ var places = []place{
 // matrix is each fault at each point.
 func matrix() []job {
 	var jobs []job
-	for _, p := range places {
-		for _, fault := range []string{kill, stop, remove} {
+	for i, p := range places {
+		for k, fault := range []string{kill, stop, remove} {
 			j := job{group: "agent", fault: fault, says: p.says, rounds: 5, run: func(ctx context.Context, b *bench, number int) error {
-				return b.interrupt(ctx, p, fault, number)
+				return b.interrupt(ctx, p, fault, number, kindsOf(i+k+number))
 			}}
 			if p.many {
 				j.rounds = 20
@@ -135,21 +140,21 @@ func matrix() []job {
 	return jobs
 }
 
-// kindsOf are the pods of a round: a VF's, whose containers are of another shape from round to round, with another VF's
-// beside it, or a dummy's.
+// kindsOf are the pods of a round: a VF's, whose containers are of another shape from round to round and from place to place, and
+// one with addresses beside it, another VF's or a dummy's.
 func kindsOf(number int) []kind {
 	kinds := []kind{
 		{template: "vf", vlan: vlans[number%3], shape: shapes[number%len(shapes)]},
-		{template: "vf", vlan: vlans[(number+1)%3], shape: shapes[(number+1)%len(shapes)]},
+		{template: netVF, shape: shapes[(number+1)%len(shapes)]},
 	}
 	if number%3 == 2 {
-		kinds[1] = kind{template: "dummy", shape: shapes[number%len(shapes)]}
+		kinds[1].template = netDummy
 	}
 	return kinds
 }
 
 // interrupt has pods start and end, and the fault happen when the agent comes to the place.
-func (b *bench) interrupt(ctx context.Context, p place, fault string, number int) error {
+func (b *bench) interrupt(ctx context.Context, p place, fault string, number int, kinds []kind) error {
 	order := map[string]string{kill: crashpoint.Kill, stop: crashpoint.Stop, remove: crashpoint.Block}[fault]
 	if p.after > 0 {
 		order += " " + p.after.String()
@@ -157,7 +162,6 @@ func (b *bench) interrupt(ctx context.Context, p place, fault string, number int
 	var names []string
 	var err error
 	start := func() error {
-		kinds := kindsOf(number)
 		if p.vfio {
 			kinds[0] = kind{template: "vfio", shape: shapes[number%3]}
 		}

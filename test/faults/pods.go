@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -31,15 +32,24 @@ const (
 	firstVLAN, staysVLAN = 1001, 1004
 )
 
+// netVF and netDummy are networks with addresses for VFs and dummies, and templates of claims that join them. There are few
+// addresses more than devices, so that each is soon another's.
+const (
+	netVF, netDummy = "net-vf", "net-dummy"
+	netVLAN         = 1005
+)
+
 var vlans = []int{firstVLAN, firstVLAN + 1, firstVLAN + 2, staysVLAN}
 
 // kind is a kind of pod.
 type kind struct {
-	template string // vf, vfio or dummy
+	template string // vf, vfio, dummy, netVF or netDummy
 	vlan     int
 	shape    string
 	// claim is the name of the claim that the pod shares with others, instead of one of its own.
 	claim string
+	// node is another node than the bench's.
+	node *lab.Node
 	// also is the template of one more claim.
 	also string
 }
@@ -50,6 +60,10 @@ var shapes = []string{"plain", "once", "sidecar", "unlisted"}
 
 // create makes a pod on the node.
 func (b *bench) create(ctx context.Context, name string, k kind) error {
+	node := b.node
+	if k.node != nil {
+		node = k.node
+	}
 	template := k.template
 	work := "exec sleep 1000000"
 	if template == "vf" {
@@ -77,7 +91,7 @@ func (b *bench) create(ctx context.Context, name string, k kind) error {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
-			NodeSelector:                  map[string]string{corev1.LabelHostname: b.node.Name()},
+			NodeSelector:                  map[string]string{corev1.LabelHostname: node.Name()},
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			ResourceClaims:                []corev1.PodResourceClaim{{Name: "net"}},
 			Volumes: []corev1.Volume{{Name: "seen", VolumeSource: corev1.VolumeSource{
@@ -264,55 +278,60 @@ func (b *bench) podNames(ctx context.Context) []string {
 	return names
 }
 
-// seen looks at what the containers wrote down, and forgets it. A container that lists its claim must have had the device
+// readSeen looks at what the node's containers wrote down, and forgets it. A container that lists its claim must have had the device
 // from its first instruction on.
-func (b *bench) seen(ctx context.Context) error {
-	out, err := b.node.Run(ctx, "cd "+seenDir+" && { grep -s . * | grep -v ^stays-; for f in *; do case $f in stays-*) ;; *) rm -f $f;; esac; done; }; true")
+func (b *bench) readSeen(ctx context.Context, n *lab.Node) error {
+	out, err := n.Run(ctx, "cd "+seenDir+" && { grep -s . * | grep -v ^stays-; for f in *; do case $f in stays-*) ;; *) rm -f $f;; esac; done; }; true")
 	if err != nil {
 		return err
 	}
-	unlisted, err := startedWithout(out)
-	if unlisted > 0 {
-		b.notes = append(b.notes, "a container that does not list its claim started before its device was there")
-	}
-	return err
+	return b.seen.read(out)
 }
 
-// startedWithout says which containers started without their device, by lines of file and interfaces. Those that do not list
-// their claim are counted only.
-func startedWithout(lines string) (unlisted int, err error) {
+// containers are how many containers started, by the shape of their pods and their own names.
+type containers map[string]starts
+
+// starts are how many containers of a kind started, and how many of these without their device.
+type starts struct{ All, Bare int }
+
+// fileOf is the name of the file that a container writes.
+var fileOf = regexp.MustCompile(`^p\d+-.+-(\w+)\.(\w+)$`)
+
+// read counts starts, by lines of file and interfaces. Without its device only a container may start that does not list its claim.
+func (c containers) read(lines string) error {
 	var errs []error
 	for line := range strings.Lines(lines) {
 		file, links, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch {
-		case slices.Contains(strings.Fields(links), ifName):
-		case strings.Contains(file, "-unlisted."):
-			unlisted++
-		default:
-			errs = append(errs, fmt.Errorf("container %s STARTED WITHOUT ITS DEVICE: it saw %s", file, links))
+		kind := "plain app"
+		if m := fileOf.FindStringSubmatch(file); m != nil {
+			kind = m[1] + " " + m[2]
 		}
+		s := c[kind]
+		s.All++
+		if !slices.Contains(strings.Fields(links), ifName) {
+			s.Bare++
+			if !strings.HasPrefix(kind, "unlisted ") {
+				errs = append(errs, fmt.Errorf("container %s STARTED WITHOUT ITS DEVICE: it saw %s", file, links))
+			}
+		}
+		c[kind] = s
 	}
-	return unlisted, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
-// listen begins to record frames.
-func (b *bench) listen() (err error) {
-	b.capture, err = b.CaptureUplinks()
-	return err
-}
-
-// frames looks at what was recorded: what a pod sends is in the pod's VLAN, and a VF at home sends nothing.
-func (b *bench) frames() error {
+// vfsAtHome are the names of the VFs that no pod has between rounds, by address.
+func (b *bench) vfsAtHome() map[string]string {
 	vfs := map[string]string{}
 	for name, link := range b.before.Network.Links {
 		if b.before.Drivers[link.Parent] != "" {
 			vfs[link.MAC] = name
 		}
 	}
-	return strayFrames(b.capture.Frames(), b.node.Name(), vfs)
+	return vfs
 }
 
-// strayFrames says which frames of the node have left where they must not. VFs are the names of those at home, by address.
+// strayFrames says which frames of the node have left where they must not: what a pod sends is in the pod's VLAN, and a VF at home
+// sends nothing. VFs are the names of those at home, by address.
 func strayFrames(frames []lab.Frame, node string, vfs map[string]string) error {
 	wrong := map[string]int{}
 	for _, f := range frames {

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type round struct {
 	Left string `json:",omitempty"`
 	// Notes are figures and sights that are no deviation.
 	Notes []string `json:",omitempty"`
+	// Containers are those that started.
+	Containers containers `json:",omitempty"`
 }
 
 // line is what became of one fault.
@@ -183,7 +186,7 @@ func (r *report) markdown() string {
 		for i, j := range allJobs() {
 			order[j.name()] = i
 		}
-		slices.SortFunc(names, func(a, b string) int { return order[a] - order[b] })
+		slices.SortFunc(names, func(a, b string) int { return cmp.Or(order[a]-order[b], strings.Compare(a, b)) })
 		fmt.Fprintf(&b, "\n## %s\n\n", g.title)
 		if g.says != "" {
 			b.WriteString(g.says + "\n\n")
@@ -205,6 +208,7 @@ func (r *report) markdown() string {
 			fmt.Fprintf(&b, "\n%s\n", strings.Join(notes, "\n"))
 		}
 	}
+	b.WriteString(r.containersText())
 	b.WriteString(r.missingText())
 	b.WriteString("\n## Covered by end-to-end tests\n\n| Fault | Test of test/e2e |\n|---|---|\n")
 	for _, c := range covered {
@@ -213,6 +217,35 @@ func (r *report) markdown() string {
 	b.WriteString("\n## Not tried\n\n| Fault | Why |\n|---|---|\n")
 	for _, n := range notTried {
 		fmt.Fprintf(&b, "| %s | %s |\n", n.fault, n.why)
+	}
+	return b.String()
+}
+
+// promises are what holds for containers, in the order of the page.
+var promises = []struct{ kind, says, holds string }{
+	{"plain app", "lists the claim", "does not start without the device, with the agent up, away, hung or cut off from the runtime"},
+	{"sidecar side", "sidecar container that lists the claim", "the same"},
+	{"sidecar app", "lists the claim, after a sidecar", "the same"},
+	{"once init", "init container that lists the claim, `restartPolicy: Never`", "the same; being held back does not end the pod"},
+	{"once app", "lists the claim, `restartPolicy: Never`", "the same; being held back does not end the pod"},
+	{"unlisted app", "does not list the claim", "held back while the agent is there; without the agent it starts, and gets the device when the agent is back"},
+}
+
+// containersText says what was seen of each kind of container in all rounds.
+func (r *report) containersText() string {
+	all := containers{}
+	for _, l := range r.file.Lines {
+		for _, round := range l.Rounds {
+			for kind, s := range round.Containers {
+				all[kind] = starts{all[kind].All + s.All, all[kind].Bare + s.Bare}
+			}
+		}
+	}
+	var b strings.Builder
+	b.WriteString("\n## What containers saw\n\nThe first instruction of each container writes down which interfaces there are.\n\n" +
+		"| Container | Started | Without the device | What holds |\n|---|---|---|---|\n")
+	for _, p := range promises {
+		fmt.Fprintf(&b, "| %s | %d | %d | %s |\n", p.says, all[p.kind].All, all[p.kind].Bare, p.holds)
 	}
 	return b.String()
 }

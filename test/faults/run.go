@@ -25,7 +25,7 @@ func tryAll(ctx context.Context, o options, jobs []job, r *report) (err error) {
 	upCtx, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
 	l, err := lab.Ensure(upCtx, lab.Options{
-		BuildOptions: lab.BuildOptions{Progress: os.Stdout}, Nodes: o.nodes, State: filepath.Join(o.out, "state"), Detach: o.keep,
+		BuildOptions: lab.BuildOptions{Progress: os.Stdout, Kubernetes: o.kubernetes}, Nodes: o.nodes, State: filepath.Join(o.out, "state"), Detach: o.keep,
 	})
 	if err != nil {
 		return fmt.Errorf("start the lab: %w", err)
@@ -40,6 +40,9 @@ func tryAll(ctx context.Context, o options, jobs []job, r *report) (err error) {
 	var benches []*bench
 	for _, n := range l.Nodes() {
 		benches = append(benches, newBench(c, n, o))
+	}
+	if len(benches) > 1 {
+		benches[0].beside = benches[1]
 	}
 	for _, phase := range []struct {
 		as      as
@@ -77,7 +80,13 @@ func work(ctx context.Context, benches []*bench, jobs []job, r *report) error {
 	defer cancel()
 	for i, b := range benches {
 		wg.Go(func() {
-			errs[i] = func() error {
+			errs[i] = func() (err error) {
+				if b.beside != nil && slices.ContainsFunc(jobs, func(j job) bool { return j.two }) {
+					if err := b.beside.prepare(ctx); err != nil {
+						return err
+					}
+					defer func() { err = errors.Join(err, b.beside.leave(ctx)) }()
+				}
 				if err := b.prepare(ctx); err != nil {
 					return err
 				}

@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -34,7 +36,11 @@ var groups = []group{
 	{"nic", "The NIC", "A VF that is made anew has another address, which is no deviation.", true},
 	{"node", "The node", "A VF has another address after a boot, which is no deviation.", true},
 	{"load", "Many at once", "", true},
+	{versions, "Another kubelet", "", true},
 }
+
+// versions is the group of what was tried with another version of Kubernetes.
+const versions = "versions"
 
 // allJobs returns everything that can be tried.
 func allJobs() []job { return append(matrix(), scenarios()...) }
@@ -48,6 +54,9 @@ func scenarios() []job {
 		{group: "runtime", fault: "containerd away for 15 s", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).containerdAway)},
 		{group: "runtime", fault: "containerd back with NRI off", says: "while pods start", rounds: 3, run: withoutNRI},
 		{group: "runtime", fault: "kubelet restarted 20 times", says: "a second pod waits for the claim", rounds: 1, run: secondPodWaits(20, (*bench).restartKubelet)},
+		{group: "runtime", fault: "kubelet restarted 20 times", says: "under pods", rounds: 1, run: underPods(func(b *bench, ctx context.Context) error {
+			return b.again(ctx, 20, b.restartKubelet)
+		})},
 		{group: "runtime", fault: "kubelet restarted", says: "a second pod waits for the claim", rounds: 3, run: secondPodWaits(1, (*bench).restartKubelet)},
 		{group: "runtime", fault: "containerd killed", says: "a second pod waits for the claim", rounds: 3, run: secondPodWaits(1, (*bench).killContainerd)},
 		{group: "runtime", fault: "kubelet restarted", says: "while pods start", rounds: 3, run: whilePodsStart((*bench).restartKubelet)},
@@ -55,6 +64,7 @@ func scenarios() []job {
 		{group: "runtime", fault: "kubelet's checkpoint lost", says: "under pods", rounds: 3, run: checkpointLost},
 		{group: "runtime", fault: "registration folder emptied for 5 min", says: "under pods", rounds: 1, run: registrationEmptied(5 * time.Minute)},
 		{group: "runtime", fault: "registration folder emptied for 20 s", says: "under pods", rounds: 2, run: registrationEmptied(20 * time.Second)},
+		{group: "runtime", fault: "registration folder full", says: "at the agent's start", rounds: 2, run: registrationFull},
 		{group: "runtime", fault: "pause killed", says: "agent up", rounds: 3, run: sandboxAnew(false)},
 		{group: "runtime", fault: "pause killed", says: "agent away", rounds: 3, run: sandboxAnew(true)},
 		{group: "runtime", fault: "pods' namespaces gone first", says: "agent up", rounds: 3, run: namespaceGone},
@@ -71,6 +81,8 @@ func scenarios() []job {
 		{group: "objects", fault: "claims deleted by force", says: "agent up", rounds: 3, run: claimsDeleted(false)},
 		{group: "objects", fault: "claims deleted by force", says: "agent away", rounds: 3, run: claimsDeleted(true)},
 		{group: "objects", fault: "claim allotted another device under the same UID", says: "kubelet away", rounds: 3, run: reallocated},
+		{group: "objects", fault: "claim allotted on another node under the same UID", says: "kubelet away", as: alone, two: true, rounds: 3, run: reallocatedElsewhere},
+		{group: "objects", fault: "journal and records of a later version, and back", says: "agent away", rounds: 2, run: laterVersion},
 		{group: "objects", fault: "two agents", says: "under pods", rounds: 3, run: twoAgents},
 
 		{group: "objects", fault: "another DRA driver fails for 10 min", says: "pod with both", rounds: 1, run: otherFails(10 * time.Minute)},
@@ -83,15 +95,18 @@ func scenarios() []job {
 		{group: "nic", fault: "PF down and up", says: "while pods start", rounds: 3, run: pfDown("between")},
 		{group: "nic", fault: "PF down and up", says: "under pods", rounds: 3, run: pfDown("under")},
 		{group: "nic", fault: "PF renamed and back", says: "under pods", rounds: 3, run: pfRenamed},
+		{group: "nic", fault: "PF in another namespace and back", says: "under pods", rounds: 3, run: pfElsewhere},
 		{group: "nic", fault: "NIC unplugged and back", says: "under pods", rounds: 2, run: unplugged},
 
 		{group: "node", fault: "the driver's folder below /run full", says: "while pods start and end", rounds: 3, run: runFull},
 		{group: "node", fault: "power cut", says: "under pods", as: alone, rounds: 2, run: rebooted((*lab.Node).Reset)},
+		{group: "node", fault: "another NIC in front of the PF's slot, over a power cut, and away again", says: "under pods", as: alone, rounds: 1, run: pciShifted},
 		{group: "node", fault: "reboot", says: "under pods", as: alone, rounds: 1, run: rebooted((*lab.Node).Reboot)},
 
 		{group: "load", fault: "100 claims at once", rounds: 1, run: manyClaims(25, 4)},
 		{group: "load", fault: "50 idle connections on every port", rounds: 1, run: idleConnections(50)},
 		{group: "load", fault: "1,000 pods through VFs, 200 through dummies", says: "churn", rounds: 1, run: churn(1000, 200)},
+		{group: "load", fault: "200 pods through VFs of two nodes, 50 through dummies, with addresses", says: "churn", as: alone, two: true, rounds: 1, run: addressChurn(200, 50)},
 		{group: "load", fault: "40 pods through VFs, 10 through dummies", says: "churn", rounds: 1, run: churn(40, 10)},
 	}
 }
@@ -120,15 +135,12 @@ var covered = []coveredFault{
 
 // notTried are faults that nothing here tries.
 var notTried = []struct{ fault, why string }{
-	{"PCI order changed over a reboot", "the lab cannot put a device in front of the NIC"},
 	{"a disk full under kubelet's folders", "kubelet evicts the pods, the witnesses too; the driver keeps only sockets there"},
-	{"downgrade and upgrade over versions of the record", "there is no release yet to go back to; records of other versions are unit tests of `claims` and `journal`"},
-	{"a claim allotted under the same UID to another node", "unit tests of `claims` and `attachments` only"},
-	{"an older kubelet", "`make test-versions`, attach and detach only"},
+	{"an older agent itself over records of a newer one", "there is no release yet to go back to: the version in journal and records is changed instead"},
 }
 
 // twoPods are the pods that a scenario uses.
-var twoPods = []kind{{template: "vf", vlan: firstVLAN, shape: "plain"}, {template: "vf", vlan: firstVLAN + 1, shape: "sidecar"}}
+var twoPods = []kind{{template: "vf", vlan: firstVLAN, shape: "plain"}, {template: netVF, shape: "sidecar"}}
 
 // fault notes that the fault happens now.
 func (b *bench) fault() { b.faultAt = time.Now() }
@@ -224,6 +236,17 @@ func (b *bench) containerdAway(ctx context.Context) error {
 
 func (b *bench) restartKubelet(ctx context.Context) error { return b.node.Restart(ctx, lab.Kubelet) }
 
+// again has something done so many times, with pauses.
+func (b *bench) again(ctx context.Context, times int, do func(context.Context) error) error {
+	for range times {
+		if err := do(ctx); err != nil {
+			return err
+		}
+		time.Sleep(time.Duration(1000+b.rand.IntN(4000)) * time.Millisecond)
+	}
+	return nil
+}
+
 // withoutNRI has containerd back with NRI off: pods wait, and start when it is on again.
 func withoutNRI(ctx context.Context, b *bench, _ int) error {
 	const config = "/etc/containerd/config.toml"
@@ -272,11 +295,8 @@ func secondPodWaits(times int, do func(*bench, context.Context) error) func(cont
 			return err
 		}
 		b.fault()
-		for range times {
-			if err := do(b, ctx); err != nil {
-				return err
-			}
-			time.Sleep(time.Duration(1000+b.rand.IntN(4000)) * time.Millisecond)
+		if err := b.again(ctx, times, func(ctx context.Context) error { return do(b, ctx) }); err != nil {
+			return err
 		}
 		if err := b.running(ctx, first); err != nil {
 			return err
@@ -341,6 +361,41 @@ func registrationEmptied(long time.Duration) func(context.Context, *bench, int) 
 		b.recovered()
 		return b.delete(ctx, 1, names...)
 	}
+}
+
+// registrationFull has no room for a socket in the folder by which kubelet finds the driver, when the agent starts.
+func registrationFull(ctx context.Context, b *bench, _ int) error {
+	names, err := b.started(ctx, twoPods...)
+	if err != nil {
+		return err
+	}
+	if err := b.killAgent(ctx); err != nil {
+		return err
+	}
+	const folder = "/var/lib/kubelet/plugins_registry"
+	// One inode is the folder's own.
+	if _, err := b.node.Run(ctx, "mount -t tmpfs -o nr_inodes=1 faults "+folder); err != nil {
+		return err
+	}
+	err = b.StartAgent(ctx, b.node)
+	var more []string
+	if err == nil {
+		more, err = b.createAll(ctx, kind{template: "vf", vlan: firstVLAN + 2, shape: "plain"})
+	}
+	if err == nil {
+		err = b.running(ctx, names...)
+	}
+	time.Sleep(15 * time.Second)
+	b.fault()
+	_, umountErr := b.node.Run(ctx, "umount "+folder)
+	if err := errors.Join(err, umountErr); err != nil {
+		return err
+	}
+	if err := b.running(ctx, more...); err != nil {
+		return err
+	}
+	b.recovered()
+	return b.delete(ctx, 1, append(names, more...)...)
 }
 
 // sandboxAnew kills the pods' sandboxes, so that kubelet makes them others.
@@ -691,6 +746,125 @@ func reallocated(ctx context.Context, b *bench, _ int) error {
 		return err
 	}
 	return b.Client.ResourceV1().ResourceClaims(b.ns).Delete(ctx, claim, metav1.DeleteOptions{})
+}
+
+// reallocatedElsewhere has a claim of its own name freed and allotted on the node beside, under the same UID, while kubelet cannot
+// tell the driver. What the first node has to do late must not touch the second one's.
+func reallocatedElsewhere(ctx context.Context, b *bench, number int) error {
+	b.pods++
+	claim := fmt.Sprintf("moves-%d", b.pods)
+	if err := b.Apply(ctx, []byte(fmt.Sprintf(sharedClaim, claim, b.ns, driverName))); err != nil {
+		return err
+	}
+	first, second := claim+"-a", claim+"-b"
+	k := kind{template: "vf", vlan: firstVLAN, shape: "plain", claim: claim}
+	if err := b.create(ctx, first, k); err != nil {
+		return err
+	}
+	if err := b.running(ctx, first); err != nil {
+		return err
+	}
+	if err := b.node.Signal(ctx, lab.Kubelet, unix.SIGSTOP); err != nil {
+		return err
+	}
+	b.fault()
+	err := b.delete(ctx, 0, first)
+	if err == nil {
+		k.node = b.beside.node
+		err = b.create(ctx, second, k)
+	}
+	if err == nil {
+		err = b.ready(ctx, second)
+	}
+	if number%2 == 1 {
+		err = errors.Join(err, b.killAgent(ctx), b.StartAgent(ctx, b.node))
+	}
+	if err := errors.Join(err, b.node.Signal(ctx, lab.Kubelet, unix.SIGCONT)); err != nil {
+		return err
+	}
+	if err := b.restored(ctx); err != nil {
+		return err
+	}
+	b.recovered()
+	if err := b.eventually(ctx, "claim", func(ctx context.Context) string {
+		now, err := b.Client.ResourceV1().ResourceClaims(b.ns).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		if d := now.Status.Devices; len(d) != 1 || !strings.HasPrefix(d[0].Pool, b.beside.node.Name()+"/") || !meta.IsStatusConditionTrue(d[0].Conditions, "Ready") {
+			return fmt.Sprintf("its status has %+v instead of one device of %s that is Ready", d, b.beside.node.Name())
+		}
+		return ""
+	}); err != nil {
+		return err
+	}
+	if err := b.delete(ctx, 1, second); err != nil {
+		return err
+	}
+	return b.Client.ResourceV1().ResourceClaims(b.ns).Delete(ctx, claim, metav1.DeleteOptions{})
+}
+
+// laterVersion makes what the driver wrote down of running pods what a later version might have written, as if the agent were
+// one that was gone back to. Their devices stay where they are, and others are given out. Then the later version is back.
+func laterVersion(ctx context.Context, b *bench, _ int) error {
+	names, err := b.started(ctx, twoPods...)
+	if err != nil {
+		return err
+	}
+	const now, later = `"version":([0-9])\b`, `"version":100([0-9])\b`
+	to := map[string]string{now: `"version":100$1`, later: `"version":$1`}
+	version := func(from string) error {
+		if _, err := b.node.Run(ctx, fmt.Sprintf(`sed -E -i 's/%s/%s/' /run/cilium/networkdriver/*.json`, from, strings.ReplaceAll(to[from], "$", `\`))); err != nil {
+			return err
+		}
+		claims := b.Client.ResourceV1().ResourceClaims(b.ns)
+		list, err := claims.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, claim := range list.Items {
+			for i := range claim.Status.Devices {
+				if data := claim.Status.Devices[i].Data; data != nil {
+					data.Raw = regexp.MustCompile(from).ReplaceAll(data.Raw, []byte(to[from]))
+				}
+			}
+			if _, err := claims.UpdateStatus(ctx, &claim, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := b.killAgent(ctx); err != nil {
+		return err
+	}
+	if err := version(now); err != nil {
+		return err
+	}
+	if err := b.startAgent(ctx); err != nil {
+		return err
+	}
+	more, err := b.started(ctx, kind{template: "vf", vlan: firstVLAN + 2, shape: "plain"})
+	if err != nil {
+		return err
+	}
+	if err := b.running(ctx, append(names, stays...)...); err != nil {
+		return err
+	}
+	if err := b.killAgent(ctx); err != nil {
+		return err
+	}
+	if err := version(later); err != nil {
+		return err
+	}
+	b.fault()
+	if err := b.startAgent(ctx); err != nil {
+		return err
+	}
+	if err := b.running(ctx, append(names, more...)...); err != nil {
+		return err
+	}
+	b.recovered()
+	return b.delete(ctx, 1, append(names, more...)...)
 }
 
 // twoAgents starts a second agent beside the first, as a pod does that follows one deleted by force, and ends the first.

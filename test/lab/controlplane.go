@@ -70,6 +70,7 @@ type ControlPlane struct {
 	dir       string
 	ca        *pki.CA
 	endpoint  string // URL for this program
+	etcd      string // URL
 	commands  []proc.Command
 	processes *proc.Table // by program, and of a lab also its nodes
 	spawner   *proc.Spawner
@@ -121,6 +122,7 @@ func prepareControlPlane(opts ControlPlaneOptions) (*ControlPlane, error) {
 		return nil, err
 	}
 	cp.endpoint = "https://" + net.JoinHostPort(layout.host, strconv.Itoa(layout.apiPort))
+	cp.etcd = fmt.Sprintf("http://127.0.0.1:%d", layout.etcdPort)
 	if err := cp.writeFiles(layout); err != nil {
 		return nil, err
 	}
@@ -143,6 +145,11 @@ type controlPlaneRecord struct {
 	Dir, Endpoint string
 	Commands      []proc.Command
 }
+
+// EtcdURL is where etcd answers, for tests that need more objects than they have
+// time to create one by one. It is empty for a control plane that another
+// program has started.
+func (cp *ControlPlane) EtcdURL() string { return cp.etcd }
 
 func (cp *ControlPlane) record() *controlPlaneRecord {
 	return &controlPlaneRecord{Dir: cp.dir, Endpoint: cp.endpoint, Commands: cp.commands}

@@ -72,6 +72,9 @@ func (n *Node) startMachine(ctx context.Context) error {
 		"-device", "virtio-rng-pci",
 		"-qmp", "unix:"+n.monitorSocket()+",abstract=on,server=on,wait=off",
 	)
+	if n.front {
+		args = append(args, "-device", "pcie-root-port,id=front,chassis=100,slot=100", "-device", "igb,id=infront,bus=front")
+	}
 	for _, pf := range n.pfs() {
 		args = append(args,
 			"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%[2]d", pf.port(), pf.number),

@@ -57,6 +57,7 @@ type Node struct {
 	lab   *Lab
 	index int
 	agent *agentClient
+	front bool // see InFront
 }
 
 func (l *Lab) newNode(index int) *Node {
@@ -291,6 +292,12 @@ func (n *Node) PowerOn(ctx context.Context) error {
 	}
 	return n.WaitBooted(ctx, "")
 }
+
+// InFront says whether the node has, from the next PowerOn on, another NIC of
+// the PFs' kind in a slot in front of theirs: the PFs and their VFs get other
+// PCI addresses, and that NIC, which has no cable, those that the first PF
+// would have. A lab that is opened anew does not know of it.
+func (n *Node) InFront(is bool) { n.front = is }
 
 // Destroy cuts the node's power and removes it with its disk. Its Node object
 // stays in the API, as that of a machine that burned down. Its logs stay too.

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
@@ -24,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -55,6 +57,7 @@ type agent struct {
 	handOver    *claims.HandOver
 	restorer    *claims.Restorer
 	hooks       *nri.Hooks
+	keeper      *networks.Keeper
 	client      client
 	slots       chan struct{}
 
@@ -74,9 +77,14 @@ func (s *sim) cdiDir() string     { return filepath.Join(s.dir, "cdi") }
 // startAgent starts a life of the agent.
 func (s *sim) startAgent() {
 	a := &agent{process: newProcess("agent"), sim: s, db: statedb.New(), changed: make(chan struct{}), slots: make(chan struct{}, maxClaims)}
-	s.agent = a
-	log := slog.New(&logHandler{sim: s, agent: a})
-	a.client = client{sim: s, process: a.process}
+	s.agent, a.kill = a, s.killAgent
+	log := slog.New(&logHandler{sim: s, process: a.process})
+	a.client = client{sim: s, process: a.process, node: nodeName}
+	resolver := networks.NewResolver(objects{a.client}, func() labels.Set { return nil })
+	a.keeper = networks.NewKeeper(networks.Params{
+		Logger: log, Objects: objects{a.client}, Node: nodeName, Held: a.held,
+		Waits: func(*tables.DRAAllocation, string) {},
+	})
 
 	var err error
 	a.devices = must(tables.NewDeviceTable(a.db))
@@ -100,7 +108,7 @@ func (s *sim) startAgent() {
 	a.hooks = nri.NewHooks(s.mutant.pods(a.room), log)
 	a.preparer = claims.NewPreparer(claims.Params{
 		Logger: log, DB: a.db, Devices: a.devices, Allocations: a.allocations, Room: a.room,
-		DriverName: driverName, NodeName: nodeName, Sandboxes: a.hooks, Pools: &world{agent: a},
+		DriverName: driverName, NodeName: nodeName, Sandboxes: a.hooks, Pools: &world{agent: a}, Networks: resolver,
 	})
 	a.handOver = claims.NewHandOver(log, a.preparer, a.client, &world{agent: a})
 	patient := a.client
@@ -108,6 +116,8 @@ func (s *sim) startAgent() {
 	a.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
+		Networks: networks.NewResolver(objects{patient}, func() labels.Set { return nil }), Addresses: a.keeper,
+		Pools: &world{agent: a},
 	})
 	a.inventory.Expect(types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy)
 	go a.session()
@@ -120,6 +130,17 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// held are the devices that the journal has, as package networkdriver's session tells of them.
+func (a *agent) held() []*tables.DRAAllocation {
+	var rows []*tables.DRAAllocation
+	for _, e := range a.journal.Entries() {
+		row := e.Row(nil)
+		row.Releasing = !e.Settled
+		rows = append(rows, row)
+	}
+	return rows
+}
+
 // killAgent ends the agent in the midst of whatever it does.
 func (s *sim) killAgent() {
 	a := s.agent
@@ -130,7 +151,7 @@ func (s *sim) killAgent() {
 	}
 	s.runtime.syncing = false
 	s.agent = nil
-	s.crashIn, s.killAfter = 0, ""
+	s.killAfter = ""
 	a.cancel()
 }
 
@@ -155,6 +176,9 @@ func (a *agent) session() {
 	}
 	go func() { _ = a.gate.Run(ctx("container-gate")) }()
 	go func() { _ = a.room.Run(ctx("give-back")) }()
+	if !s.mutant.keepAll {
+		go func() { _ = a.keeper.Run(ctx("addresses")) }()
+	}
 	go a.discover()
 	go a.ensure(ctx("ensure"))
 	_, discovered := a.devices.Initialized(a.db.ReadTxn())

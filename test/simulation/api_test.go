@@ -22,6 +22,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 )
@@ -40,7 +41,12 @@ type apiServer struct {
 	claims map[string]*claim      // by name
 	// published are the devices in the driver's slices.
 	published []string
-	away      bool
+	// addresses are the objects of addresses, by name, and networks those that there are.
+	addresses map[string]*v2alpha1.CiliumNetworkDriverAddress
+	networks  []v2alpha1.CiliumNetworkDriverNetwork
+	// away is true when nobody reaches it, and cutOff has the nodes that do not.
+	away   bool
+	cutOff map[string]bool
 	// allotments counts them.
 	allotments int
 }
@@ -58,9 +64,11 @@ type pod struct {
 
 // claim is a claim object with what the simulation knows of it.
 type claim struct {
-	name     string
-	uid      kubetypes.UID
-	object   *resourceapi.ResourceClaim // nil once it is gone
+	name   string
+	uid    kubetypes.UID
+	object *resourceapi.ResourceClaim // nil once it is gone
+	// network is the one that it joins, empty for one that names a VLAN.
+	network  string
 	vlan     int
 	requests []string
 	ofPod    *pod // of a claim from a template
@@ -71,7 +79,8 @@ type claim struct {
 }
 
 func newAPIServer(s *sim) *apiServer {
-	return &apiServer{sim: s, pods: map[kubetypes.UID]*pod{}, claims: map[string]*claim{}}
+	return &apiServer{sim: s, pods: map[kubetypes.UID]*pod{}, claims: map[string]*claim{}, cutOff: map[string]bool{},
+		addresses: map[string]*v2alpha1.CiliumNetworkDriverAddress{}, networks: []v2alpha1.CiliumNetworkDriverNetwork{theNetwork}}
 }
 
 // newClaim makes a claim with so many requests, each with parameters.
@@ -190,6 +199,9 @@ func (a *apiServer) allot(p *pod) bool {
 				Request: request, Driver: driverName, Pool: pools.Name(nodeName, poolName), Device: device,
 			})
 			params := fmt.Sprintf(`{"podIfName":"%s","vlan":%d}`, c.ifName(i), c.vlan)
+			if c.network != "" {
+				params = fmt.Sprintf(`{"podIfName":"%s","network":"%s"}`, c.ifName(i), c.network)
+			}
 			allocation.Devices.Config = append(allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
 				Source: resourceapi.AllocationConfigSourceClaim, Requests: []string{request},
 				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -231,9 +243,13 @@ func (c *claim) reservedFor(p *pod) bool {
 type client struct {
 	sim     *sim
 	process *process
+	// node is where the process is, empty for one that is always connected.
+	node string
 	// patient clients wait for a server that is away, until their context ends.
 	patient bool
 }
+
+func (c client) away() bool { return c.sim.api.away || c.sim.api.cutOff[c.node] }
 
 var (
 	errAway = errors.New("connection refused")
@@ -248,11 +264,11 @@ func (c client) request(ctx context.Context, what string, work func() error) err
 	s := c.sim
 	var err error
 	lost := false
-	wait := func() bool { return !s.api.away || !c.patient }
+	wait := func() bool { return !c.away() || !c.patient }
 	unanswered := s.doUntil(ctx, &call{process: c.process, key: actorOf(ctx) + ": " + what, takes: apiLatency, ready: wait,
 		effect: func() {
 			switch {
-			case s.api.away:
+			case c.away():
 				err = errAway
 			case !c.patient && s.chance(s.faults.apiLost):
 				err = errLost

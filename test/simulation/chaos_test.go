@@ -15,7 +15,9 @@ import (
 // faults are how likely single calls fail, and since when that is so.
 type faults struct {
 	apiLost, kernel, slow, disk float64
-	since                       time.Time
+	// remade is how likely VFs are made anew right after somebody has looked at them.
+	remade float64
+	since  time.Time
 	// quiet ends chaos and workload.
 	quiet bool
 }
@@ -31,6 +33,7 @@ func (s *sim) workload() {
 	var shared []*claim
 	for i := range 2 {
 		shared = append(shared, s.api.newClaim(fmt.Sprint("shared", i), 1+i%2, nil))
+		s.chooseNetwork(shared[i])
 	}
 	for {
 		s.do(&call{process: s.world, key: "workload", poll: true, takes: span{300 * time.Millisecond, 8 * time.Second}, effect: func() {
@@ -68,6 +71,9 @@ func (s *sim) makePod(shared []*claim) {
 	}
 	var names []string
 	for _, c := range p.claims {
+		if c.ofPod != nil {
+			s.chooseNetwork(c)
+		}
 		names = append(names, fmt.Sprintf("%s (VLAN %d)", c.name, c.vlan))
 	}
 	s.note("  pod %s with claims %v", p.name, names)
@@ -80,11 +86,13 @@ func (s *sim) chaos() {
 		for _, p := range []*float64{&s.faults.apiLost, &s.faults.kernel, &s.faults.slow, &s.faults.disk} {
 			*p = [...]float64{0, 0, 0.01, 0.03, 0.15}[s.rng.IntN(5)]
 		}
+		s.faults.remade = [...]float64{0, 0, 0.03}[s.rng.IntN(3)]
 	}})
 	for {
 		s.do(&call{process: s.world, key: "chaos", poll: true, takes: span{time.Second, 20 * time.Second}, effect: func() {
 			if !s.faults.quiet {
 				s.goWrong()
+				s.goWrongElsewhere()
 			}
 		}})
 	}
@@ -111,8 +119,8 @@ func (s *sim) goWrong() {
 			s.api.delete(p, true)
 		}
 	case n < 35:
-		if s.agent != nil && s.crashIn == 0 {
-			s.crashIn = 1 + s.rng.IntN(60)
+		if s.agent != nil && s.agent.crashIn == 0 {
+			s.agent.crashIn = 1 + s.rng.IntN(60)
 			s.agentBack()
 		}
 	case n < 41:
@@ -126,16 +134,18 @@ func (s *sim) goWrong() {
 		s.runtime.lose()
 		s.after("NRI is back", span{100 * time.Millisecond, 40 * time.Second}, func() { s.runtime.off = false })
 	case n < 58:
-		if !s.api.away {
+		if s.chance(0.3) {
+			s.cutOff(nodeName)
+		} else if !s.api.away {
 			s.note("  the API server is away")
 			s.api.away = true
 			s.after("the API server is back", span{time.Second, 60 * time.Second}, func() { s.api.away = false; s.faults.since = time.Now() })
 		}
 	case n < 64:
-		s.remakeVFs()
+		s.remakeVFs(span{10 * time.Millisecond, 2 * time.Second})
 	case n < 72 && len(attached) > 0:
 		v := attached[s.rng.IntN(len(attached))]
-		v.vlan, v.upset = 900+s.rng.IntN(10), time.Now()
+		v.vlan, v.upset, v.retagged = 900+s.rng.IntN(10), time.Now(), time.Now()
 		s.note("  an administrator changes %s", v)
 	case n < 78 && len(attached) > 0:
 		v := attached[s.rng.IntN(len(attached))]
@@ -169,6 +179,7 @@ func (s *sim) goWrong() {
 			s.note("  the driver of %s is unbound", v)
 			s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
 				v.bound, v.upset, v.netns, v.ifName = true, time.Now(), "", v.hostName()
+				v.links++
 			})
 		}
 	case n < 98:
@@ -239,15 +250,15 @@ func (s *sim) restartRuntime() {
 	r.process, r.requests, r.syncing, r.plugin = newProcess("runtime"), 0, false, nil
 }
 
-// remakeVFs is what a change of the number of VFs does.
-func (s *sim) remakeVFs() {
+// remakeVFs is what a change of the number of VFs does, which takes so long.
+func (s *sim) remakeVFs(takes span) {
 	s.note("  VFs are made anew")
 	vfs := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual })
 	for _, v := range vfs {
 		v.present, v.upset, v.netns = false, time.Now(), ""
 	}
 	for _, v := range vfs {
-		s.after(v.name+" is back", span{10 * time.Millisecond, 2 * time.Second}, func() {
+		s.after(v.name+" is back", takes, func() {
 			if !v.present {
 				v.make()
 				v.upset = time.Now()
@@ -283,6 +294,14 @@ func (s *sim) reboot() {
 func (s *sim) rest() {
 	s.note("rest")
 	s.faults = faults{since: time.Now(), quiet: true}
-	s.crashIn = 0
+	if s.agent != nil {
+		s.agent.crashIn = 0
+	}
+	for _, n := range s.others {
+		if n.agent != nil {
+			n.agent.crashIn = 0
+		}
+	}
+	clear(s.api.cutOff)
 	s.api.away, s.runtime.off = false, false
 }

@@ -34,6 +34,7 @@ func (s *sim) claimIn(p *pod, device string) (last *claim) {
 // check is what holds after each step.
 func (s *sim) check() {
 	s.checkHolders()
+	s.checkAddresses()
 	since, ready := s.agent.readySince()
 	for _, v := range s.kernel.vfs {
 		ns := s.kernel.namespaces[v.netns]
@@ -73,14 +74,14 @@ func (s *sim) checkHolders() {
 	}
 }
 
-// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed that since whoever
-// moves it looked.
+// checkEntered: a VF that comes into a pod's namespace is in its claim's VLAN, unless somebody has changed its VLAN since whoever
+// moves it looked. One that was made anew since does not come in.
 func (s *sim) checkEntered(v *vf, ns *namespace, actor string) {
 	c := s.claimIn(ns.pod, v.name)
 	switch {
 	case c == nil:
 		s.fail("%s came into pod %s, which has no claim that it was allotted to", v, ns.pod.name)
-	case !v.virtual && v.vlan != c.vlan && (!v.upset.After(v.checked[actor]) || time.Since(v.checked[actor]) > attachTime):
+	case !v.virtual && v.vlan != c.vlan && (!v.retagged.After(v.checked[actor]) || time.Since(v.checked[actor]) > attachTime):
 		s.fail("%s came into pod %s in another VLAN than %d of claim %s", v, ns.pod.name, c.vlan, c.name)
 	}
 }
@@ -185,6 +186,7 @@ func (s *sim) owed() []string {
 			say("status of claim %s has %d devices, allotted are %v", c.name, got, c.devices())
 		}
 	}
+	owed = append(owed, s.owedAddresses(allotted)...)
 	gates, _ := os.ReadDir(s.cdiDir())
 	for _, file := range gates {
 		live := slices.ContainsFunc(s.api.sortedClaims(), func(c *claim) bool {

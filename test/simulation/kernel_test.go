@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -40,14 +41,18 @@ type vf struct {
 	present, bound bool
 	incarnation    int
 	vlan           int
+	// links is how many links it has had.
+	links int
 
 	// netns is where the link is, "" for the host.
 	netns  string
 	ifName string
 	mac    string
+	// addresses are those that the link has got when it last came into a pod. Elsewhere it has none.
+	addresses []netip.Prefix
 
-	// upset is when somebody else than the driver last changed it, and entered when it last came into a pod.
-	upset, entered time.Time
+	// upset is when somebody else than the driver last changed it, retagged when its VLAN alone was, and entered when it last came into a pod.
+	upset, retagged, entered time.Time
 	// checked is when the driver last looked at it, by who did.
 	checked map[string]time.Time
 }
@@ -84,6 +89,7 @@ func (v *vf) hostName() string {
 // make is a new VF.
 func (v *vf) make() {
 	v.incarnation++
+	v.links++
 	v.present, v.bound = true, true
 	v.vlan, v.netns, v.ifName = 0, "", v.hostName()
 	v.mac = fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
@@ -248,7 +254,16 @@ func (manager) RestoreDevice(data []byte) (types.Device, error) {
 
 // What follows is what the world's methods of the same names do at the moment that they do it.
 
-func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*types.Attachment, error) {
+// hostIndex tells the links apart that a VF has had.
+func (k *kernel) hostIndex(dev types.Device) int {
+	if v := k.vf(dev.IfName()); v.hasLink() && v.netns == "" {
+		return v.links
+	}
+	return 0
+}
+
+func (k *kernel) attach(actor, netns string, dev types.Device, link int, config types.DeviceConfig) (*types.Attachment, error) {
+	name := config.PodIfName
 	ns := k.namespaces[netns]
 	if ns == nil {
 		return nil, fmt.Errorf("network namespace %s is gone", netns)
@@ -257,6 +272,9 @@ func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*ty
 	if !v.hasLink() || v.netns != "" && v.netns != netns {
 		return nil, podnet.ErrLinkGone
 	}
+	if v.netns == "" && !v.virtual && v.links != link {
+		return nil, podnet.ErrAnotherLink
+	}
 	if name == "" {
 		name = v.ifName
 	}
@@ -264,7 +282,10 @@ func (k *kernel) attach(actor, netns string, dev types.Device, name string) (*ty
 		return nil, &podnet.NameTakenError{Name: name}
 	}
 	entered := v.netns != netns
-	v.netns, v.ifName = netns, name
+	v.netns, v.ifName, v.addresses = netns, name, nil
+	if config.Joined != nil {
+		v.addresses = config.Joined.Addresses
+	}
 	if entered {
 		v.entered = time.Now()
 		k.sim.checkEntered(v, ns, actor)

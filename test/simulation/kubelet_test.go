@@ -50,7 +50,7 @@ var (
 // startKubelet starts kubelet with a checkpoint, which may be empty.
 func (s *sim) startKubelet(checkpoint map[kubetypes.UID]*claimInfo) {
 	k := &kubelet{sim: s, process: newProcess("kubelet"), claims: checkpoint, workers: map[kubetypes.UID]*pod{}}
-	k.client = client{sim: s, process: k.process}
+	k.client = client{sim: s, process: k.process, node: nodeName}
 	for _, info := range checkpoint {
 		info.prepared = false
 	}
@@ -265,7 +265,9 @@ func (k *kubelet) unprepare(pod kubetypes.UID) error {
 	})
 	s.do(&call{process: k.process, key: "unprepared for " + string(pod), effect: func() {
 		if err == nil {
-			err = errors.Join(slices.Collect(maps.Values(results))...)
+			for _, info := range batch {
+				err = errors.Join(err, results[info.uid])
+			}
 		}
 		for _, info := range batch {
 			switch {

@@ -4,10 +4,14 @@
 package simulation
 
 import (
+	"context"
+
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // mutant takes away something that the driver needs, from outside of it. A simulation that does not notice is no good.
@@ -22,8 +26,26 @@ type mutant struct {
 	blind bool
 	// forgetful: the journal keeps nothing.
 	forgetful bool
+	// anyLink: what is moved need not be the link that was there when the VF was looked at.
+	anyLink bool
 	// oweNothing: it is not kept that kubelet takes a claim for prepared that has lost devices.
 	oweNothing bool
+	// takeTaken: an address that another one has is taken all the same. returnFirst: one is given back before the link is home.
+	// noteLate: the journal knows of one after the API server does. keepAll: what is left is not looked for.
+	takeTaken, returnFirst, noteLate, keepAll bool
+}
+
+// take has the keeper take addresses for the row.
+func (m mutant) take(ctx context.Context, keeper *networks.Keeper, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error,
+) (*tables.DRAAllocation, error) {
+	if !m.noteLate {
+		return keeper.Take(ctx, row, note)
+	}
+	taken, err := keeper.Take(ctx, row, func(*tables.DRAAllocation) error { return nil })
+	if err == nil {
+		err = note(taken)
+	}
+	return taken, err
 }
 
 // pods returns the room as the runtime's hooks have it.

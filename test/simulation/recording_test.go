@@ -40,11 +40,14 @@ var storyLine = regexp.MustCompile(`^(Device prepared|Device attached to its pod
 //
 //	claim NAME VLAN                      a claim for one device
 //	pod POD CLAIM                        a pod that uses the claim is bound to the node
-//	pod POD gone                         its object is gone
+//	pod POD gone                         its object is gone, since kubelet is done with it
+//	pod POD deleted by force             its object is gone at once
+//	claim NAME gone                      so is the claim's
 //	kubelet prepare POD, unprepare POD   what kubelet asks for, and the answer: ok or failed
 //	kubelet restarted
 //	runtime run POD, start POD CONTAINER, stop POD, remove POD
 //	                                     what the runtime does, and what comes of it: ok or refused
+//	agent killed                         at once
 //	agent killed after: CALL             the next call of the name is its last one
 //	agent started
 //	agent MESSAGE: POD                   what it logs
@@ -104,9 +107,12 @@ func replay(t *testing.T, lines []recorded, told story) (r result) {
 		}
 		s.startAgent()
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: map[kubetypes.UID]*claimInfo{}}
-		s.kubelet.client = client{sim: s, process: s.kubelet.process}
+		s.kubelet.client = client{sim: s, process: s.kubelet.process, node: nodeName}
 		go s.controlPlane()
-		s.run(func() bool { return len(s.api.published) == len(s.kernel.vfs) })
+		s.run(func() bool {
+			_, ready := s.agent.readySince()
+			return ready && len(s.api.published) == len(s.kernel.vfs)
+		})
 
 		p := &player{sim: s, pods: map[string]*pod{}, begin: time.Now()}
 		go p.play(lines)
@@ -143,11 +149,18 @@ func (p *player) begins(line recorded) {
 	s, k, r := p.sim, p.sim.kubelet, p.sim.runtime
 	words := strings.Fields(line.what)
 	switch who := words[0]; {
+	case who == "claim" && words[2] == "gone":
+		s.api.claims[words[1]].object = nil
+		delete(s.api.claims, words[1])
+		return
 	case who == "claim":
 		s.api.newClaim(words[1], 1, nil).vlan, _ = strconv.Atoi(words[2])
 		return
 	case who == "agent" && words[1] == "started":
 		s.startAgent()
+		return
+	case line.what == "agent killed":
+		s.killAgent()
 		return
 	case who == "agent" && strings.HasPrefix(line.what, "agent killed after: "):
 		s.killAfter = strings.TrimPrefix(line.what, "agent killed after: ")
@@ -159,7 +172,10 @@ func (p *player) begins(line recorded) {
 			info.prepared = false
 		}
 		s.kubelet = &kubelet{sim: s, process: newProcess("kubelet"), claims: k.claims}
-		s.kubelet.client = client{sim: s, process: s.kubelet.process}
+		s.kubelet.client = client{sim: s, process: s.kubelet.process, node: nodeName}
+		return
+	case who == "pod" && words[2] == "deleted":
+		s.api.delete(p.pods[words[1]], true)
 		return
 	case who == "pod" && words[2] != "gone":
 		pod := s.api.newPod(words[1], []*claim{s.api.claims[words[2]]})

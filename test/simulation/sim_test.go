@@ -49,9 +49,8 @@ type sim struct {
 	world   *process // whoever never ends: control plane, chaos, kernel
 	dir     string   // of the node's files
 	bootID  string
-	// crashIn is after how many more of the agent's calls it is killed; 0 for not.
-	crashIn int
-	// killAfter is a part of the call's name after whose effect it is killed; empty for none.
+	others  []*otherNode
+	// killAfter is a part of the name of a call of the agent's after whose effect it is killed; empty for none.
 	killAfter string
 	names     int
 	// heard, if it is not nil, gets what the driver logs.
@@ -64,6 +63,9 @@ type process struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	dead   bool
+	// kill is for a process that can be killed between its calls, and crashIn after how many more of them it is; 0 for not.
+	kill    func()
+	crashIn int
 }
 
 func newProcess(name string) *process {
@@ -230,11 +232,11 @@ func (s *sim) idle() {
 }
 
 func (s *sim) step(c *call) {
-	if a := s.agent; a != nil && c.process == a.process && s.crashIn > 0 {
-		if s.crashIn--; s.crashIn == 0 {
-			s.note("the agent is killed before: %s", c.key)
+	if p := c.process; p.crashIn > 0 {
+		if p.crashIn--; p.crashIn == 0 {
+			s.note("%s is killed before: %s", p.name, c.key)
 			s.waiting = append(s.waiting, c)
-			s.killAgent()
+			p.kill()
 			return
 		}
 	}

@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -25,10 +26,13 @@ const (
 	stepsEnv = "NETWORKDRIVER_SIMULATION_STEPS"
 
 	defaultSteps = 100_000
+	// mutantSteps are those in which a mutant has to be found. Some need a rare order of events.
+	mutantSteps = 400_000
 	// chaosSteps are those of a seed before its faults stop.
 	chaosSteps = 3000
 	vfCount    = 4
 	maxPods    = 7
+	otherNodes = 2
 	// restTime is how long the world may be at rest until nothing is owed any more. That is looked at in intervals, and has to
 	// hold for some looks.
 	restTime      = 25 * time.Minute
@@ -110,16 +114,21 @@ func TestReplay(t *testing.T) {
 // TestMutants: what the driver needs is missed when it is taken away.
 func TestMutants(t *testing.T) {
 	for name, m := range map[string]mutant{
-		"fault 1, no gate":                {noCDI: true, noHook: true, admitAll: true},
-		"fault 1, nobody passes on":       {noHandOver: true},
-		"fault 2, nobody asks the kernel": {blind: true},
-		"fault 4, a journal that forgets": {forgetful: true},
-		"a claim that is owed nothing":    {oweNothing: true},
-		"no hook before a container":      {noHook: true},
+		"fault 1, no gate":                         {noCDI: true, noHook: true, admitAll: true},
+		"fault 1, nobody passes on":                {noHandOver: true},
+		"fault 2, nobody asks the kernel":          {blind: true},
+		"fault 4, a journal that forgets":          {forgetful: true},
+		"a claim that is owed nothing":             {oweNothing: true},
+		"whatever link there is":                   {anyLink: true},
+		"no hook before a container":               {noHook: true},
+		"an address that is taken is ours":         {takeTaken: true},
+		"an address is returned before the link":   {returnFirst: true},
+		"the journal after the address":            {noteLate: true},
+		"nobody looks for addresses that are left": {keepAll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0
-			for seed := uint64(1); steps < defaultSteps; seed++ {
+			for seed := uint64(1); steps < mutantSteps; seed++ {
 				r := simulate(t, seed, m)
 				steps += r.steps
 				if r.failure != "" {
@@ -181,6 +190,11 @@ func (s *sim) begin() {
 	s.startKubelet(map[kubetypes.UID]*claimInfo{})
 	go s.controlPlane()
 	go s.workload()
+	for i := range otherNodes {
+		n := newOtherNode(s, fmt.Sprint("node", i+2))
+		s.others = append(s.others, n)
+		n.start()
+	}
 	go s.chaos()
 }
 
@@ -212,11 +226,17 @@ func (s *sim) endAll() {
 
 // shutdown ends all goroutines.
 func (s *sim) shutdown() {
+	processes := []*process{s.kubelet.process, s.runtime.process, s.world}
 	if s.agent != nil {
-		s.killAgent()
+		processes = append(processes, s.agent.process)
 	}
-	for _, p := range []*process{s.kubelet.process, s.runtime.process, s.world} {
-		p.dead = true
+	for _, n := range s.others {
+		if n.agent != nil {
+			processes = append(processes, n.agent)
+		}
+	}
+	s.condemn(processes...)
+	for _, p := range processes {
 		p.cancel()
 	}
 	for range 100 {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"strings"
@@ -64,28 +65,51 @@ func (w *world) ask(ctx context.Context, what string, ready func() bool, work fu
 	return err
 }
 
-func (w *world) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (found *types.Attachment, err error) {
+func (w *world) HostIndex(ctx context.Context, dev types.Device) (index int, err error) {
+	err = w.ask(ctx, "which link "+dev.IfName()+" has", nil, func() error {
+		index = w.sim.kernel.hostIndex(dev)
+		return nil
+	})
+	return index, err
+}
+
+func (w *world) Attach(ctx context.Context, netns string, dev types.Device, link int, config types.DeviceConfig) (found *types.Attachment, err error) {
 	err = w.ask(ctx, "attach "+dev.IfName()+" to "+netns, nil, func() (err error) {
-		found, err = w.sim.kernel.attach(actorOf(ctx), netns, dev, config.PodIfName)
+		if w.sim.mutant.anyLink {
+			link = w.sim.kernel.hostIndex(dev)
+		}
+		found, err = w.sim.kernel.attach(actorOf(ctx), netns, dev, link, config)
 		return err
 	})
 	return found, err
 }
 
 func (w *world) Detach(ctx context.Context, netns string, dev types.Device) error {
+	if w.sim.mutant.returnFirst {
+		for row := range w.allocations.List(w.db.ReadTxn(), tables.AllocationsByDevice(dev.IfName())) {
+			if row.Releasing {
+				w.keeper.Return(ctx, row)
+			}
+		}
+	}
 	return w.ask(ctx, "detach "+dev.IfName(), func() bool { return w.sim.kernel.vf(dev.IfName()).netns != limbo }, func() error {
 		return w.sim.kernel.detach(dev)
 	})
 }
 
-// Networks are not simulated: no claim names one.
-func (w *world) Tidy(string, types.DeviceConfig) error          { return nil }
-func (w *world) Announce(*types.Attachment, types.DeviceConfig) {}
-func (w *world) Return(context.Context, *tables.DRAAllocation)  {}
-func (w *world) ClaimParameters(string) (string, bool)          { return v2alpha1.ClaimsAny, true }
-func (w *world) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
-	return row, nil
+// Of networks the VLAN and the addresses are simulated.
+func (w *world) Tidy(string, types.DeviceConfig) error                        { return nil }
+func (w *world) Announce(*types.Attachment, types.DeviceConfig)               {}
+func (w *world) Of(*tables.DRADevice, iter.Seq[*tables.DRAAllocation]) string { return poolName }
+func (w *world) ClaimParameters(string) (string, bool)                        { return v2alpha1.ClaimsAny, true }
+
+func (w *world) Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+	return w.sim.mutant.take(ctx, w.keeper, row, note)
 }
+
+func (w *world) Return(ctx context.Context, row *tables.DRAAllocation) { w.keeper.Return(ctx, row) }
+
+func (w *world) ReturnLeft(claim kubetypes.UID) { w.keeper.ReturnLeft(claim) }
 
 func (w *world) Where(ctx context.Context, netns string, dev types.Device) (seen podnet.Sighting, err error) {
 	err = w.ask(ctx, "where is "+dev.IfName()+", "+netns, nil, func() error {
@@ -140,6 +164,9 @@ func (w *world) Check(ctx context.Context, rows []*tables.DRAAllocation) []error
 			if errs[i] = w.sim.kernel.check(actorOf(ctx), row); errs[i] != nil {
 				w.sim.note("  %s: %v", row.DeviceName, errs[i])
 			}
+		}
+		if w.sim.chance(w.sim.faults.remade) {
+			w.sim.remakeVFs(span{time.Microsecond, 10 * time.Millisecond})
 		}
 		return nil
 	})
@@ -234,13 +261,13 @@ func (w *world) WithTimeout(ctx context.Context, limit time.Duration) (context.C
 
 // logHandler puts what the driver logs into the trace.
 type logHandler struct {
-	sim   *sim
-	agent *agent
-	attrs string
+	sim     *sim
+	process *process
+	attrs   string
 }
 
 func (h *logHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelInfo && !h.agent.dead
+	return level >= slog.LevelInfo && !h.process.dead
 }
 
 func (h *logHandler) Handle(_ context.Context, record slog.Record) error {

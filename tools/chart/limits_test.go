@@ -71,7 +71,13 @@ func (c *cluster) testLargestParameters(t *testing.T) {
 		require.NoError(t, c.createClass(t, "other.example.com", repeated(parameters)...), "not ours: %.40s", parameters)
 	}
 	require.NoError(t, c.createClass(t, v2alpha1.DefaultDriverName, repeated(`{"vlan":4094,"podIfName":"0123456789abcde"}`)...))
-	for _, parameters := range []string{manyFields("1"), longField, longName, longValue} {
+	list := func(n int, item string) string { return "[" + strings.Repeat(item+",", n-1) + item + "]" }
+	most := `{"vlan":4094,"addresses":` + list(16, `"2001:db8:ffff:ffff:ffff:ffff:ffff:1/112"`) +
+		`,"routes":` + list(64, `{"to":"2001:db8:eeee:eeee:eeee:eeee:eeee:1/128","via":"2001:db8:ffff:ffff:ffff:ffff:ffff:2","metric":2147483647}`) + `}`
+	require.NoError(t, c.createClass(t, v2alpha1.DefaultDriverName, repeated(most)...))
+	longAddress := fmt.Sprintf(`{"addresses":[%q]}`, strings.Repeat("1", size-100))
+	longRoute := fmt.Sprintf(`{"routes":[{"to":%q,"via":"192.0.2.1"}]}`, strings.Repeat("1", size-100))
+	for _, parameters := range []string{manyFields("1"), longField, longName, longValue, longAddress, longRoute, `{"addresses":` + list(size/8, `"1"`) + `}`} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong)
 		words := wrong.Error()

@@ -75,6 +75,33 @@ spec: {network: storage, address: 192.0.2.10, node: %s, namespace: default, clai
 `, node)
 }
 
+// reserved is one that is reserved, under a name of its own.
+func reserved(t *testing.T, addr, node string) *unstructured.Unstructured {
+	o := address(t, node)
+	o.SetName("storage." + addr)
+	require.NoError(t, unstructured.SetNestedField(o.Object, addr, "spec", "address"))
+	require.NoError(t, unstructured.SetNestedMap(o.Object, map[string]any{"claim": "net", "request": "net", "ordinal": int64(0)}, "spec", "reservation"))
+	return o
+}
+
+// updateAddress has the client change node and state of an address.
+func (c *cluster) updateAddress(t *testing.T, client dynamic.Interface, addr, node string, released bool, dryRun ...string) error {
+	t.Helper()
+	addresses := v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)
+	o, err := c.objects.Resource(addresses).Get(t.Context(), "storage."+addr, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, unstructured.SetNestedField(o.Object, node, "spec", "node"))
+	if released {
+		require.NoError(t, unstructured.SetNestedField(o.Object, v2alpha1.AddressReleased, "spec", "state"))
+		require.NoError(t, unstructured.SetNestedField(o.Object, "2026-01-02T03:04:05Z", "spec", "releasedAt"))
+	} else {
+		require.NoError(t, unstructured.SetNestedField(o.Object, v2alpha1.AddressInUse, "spec", "state"))
+		unstructured.RemoveNestedField(o.Object, "spec", "releasedAt")
+	}
+	_, err = client.Resource(addresses).Update(t.Context(), o, metav1.UpdateOptions{DryRun: dryRun})
+	return err
+}
+
 // claim makes a claim that is allotted on a node, with devices of two drivers.
 func (c *cluster) claim(t *testing.T, name, node string) *unstructured.Unstructured {
 	t.Helper()
@@ -187,6 +214,16 @@ func (c *cluster) testPolicies(t *testing.T) {
 		require.NoError(t, agent.Resource(addresses).Delete(t.Context(), "storage.192.0.2.10", metav1.DeleteOptions{}))
 		_, err = c.objects.Resource(addresses).Create(t.Context(), address(t, "worker2"), metav1.CreateOptions{})
 		require.NoError(t, err)
+		for _, addr := range []string{"192.0.2.20", "192.0.2.21"} {
+			_, err = c.objects.Resource(addresses).Create(t.Context(), reserved(t, addr, "worker2"), metav1.CreateOptions{})
+			require.NoError(t, err)
+		}
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", true))
+		require.ErrorContains(t, c.updateAddress(t, agent, "192.0.2.21", "worker1", false), "an address that is InUse is its device's until it is Released")
+		require.NoError(t, c.updateAddress(t, agent, "192.0.2.20", "worker1", false), "taken over")
+		require.NoError(t, c.updateAddress(t, agent, "192.0.2.20", "worker1", true), "released")
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", false))
+		require.NoError(t, c.updateAddress(t, c.objects, "192.0.2.20", "worker2", true))
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
 		require.NoError(t, applyDevices(t, agent, own, "[]"), "and back")
 		require.NoError(t, applyDevices(t, agent, own, ourEntry))
@@ -322,6 +359,20 @@ func (c *cluster) testPolicies(t *testing.T) {
 			},
 			"spec.node: the agent of node worker1 may not write an address of node worker2",
 		},
+		"release an address of another node": {
+			func() error { return c.updateAddress(t, agent, "192.0.2.21", "worker2", true, dryRun...) },
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"take over an address for another node": {
+			func() error { return c.updateAddress(t, agent, "192.0.2.20", "worker2", false, dryRun...) },
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
+		"delete an address that another node has released": {
+			func() error {
+				return agent.Resource(v2alpha1.SchemeGroupVersion.WithResource(v2alpha1.AddressResource)).Delete(t.Context(), "storage.192.0.2.20", metav1.DeleteOptions{DryRun: dryRun})
+			},
+			"spec.node: the agent of node worker1 may not write an address of node worker2",
+		},
 		"claim of another node": {
 			func() error {
 				return applyDevices(t, agent, foreign, "[{driver: networkdriver.cilium.io, pool: worker2/a-pool, device: vf1}]", dryRun...)
@@ -397,8 +448,25 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"podIfName": "a/b"}`, `{"podIfName": "a:b"}`, `{"podIfName": "a%b"}`, `{"podIfName": "a b"}`, `{"vlan": 5, "podIfName": "a/b"}`,
 		`{"network": 5}`, `{"network": null}`, `{"network": ""}`, `{"network": "a.b"}`, `{"network": "A"}`, `{"network": "-a"}`,
 		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
-		`{"driver": 5}`, `{"driver": null}`, `{"driver": ""}`, `{"driver": "igbvf"}`, `{"driver": "vfio-pci", "podIfName": "net1"}`,
+		`{"driver": 5}`, `{"driver": null}`, `{"driver": ""}`, `{"driver": "igbvf"}`, `{"driver": "vfio-pci", "addresses": ["192.0.2.1/24"]}`, `{"driver": "vfio-pci", "routes": [{"to": "::/0", "via": "fe80::1"}]}`, `{"driver": "vfio-pci", "podIfName": "net1"}`,
 		`{"vhost": 1}`, `{"vhost": "true"}`, `{"vhost": null}`, `{"vhost": []}`, `{"vhost": {}}`,
+		`{"addresses": "192.0.2.1"}`, `{"addresses": []}`, `{"addresses": {}}`, `{"addresses": null}`, `{"addresses": [7]}`, `{"addresses": [null]}`, `{"addresses": ["192.0.2.1/24", ""]}`,
+		`{"addresses": [` + strings.Repeat(`"192.0.2.1",`, 16) + `"192.0.2.1"]}`, `{"addresses": ["192.0.2.01"]}`, `{"addresses": ["192.0.2.1/33"]}`,
+		`{"addresses": ["192.0.2.1/024"]}`, `{"addresses": ["2001:DB8::1"]}`, `{"addresses": ["2001:db8:0::1/64"]}`, `{"addresses": ["::ffff:192.0.2.1"]}`,
+		`{"addresses": ["::ffff:192.0.2.1/120"]}`, `{"addresses": ["fe80::1%eth0"]}`, `{"addresses": ["0.0.0.0"]}`, `{"addresses": ["127.0.0.1/8"]}`, `{"addresses": ["ff02::1"]}`,
+		`{"addresses": ["224.0.0.1/24"]}`, `{"addresses": ["169.254.0.1/16"]}`, `{"addresses": ["fe80::1/64"]}`, `{"addresses": ["255.255.255.255/32"]}`,
+		`{"addresses": ["192.0.2.1", "192.0.2.2"]}`, `{"addresses": ["2001:db8::1", "2001:db8::2"]}`, `{"addresses": ["` + strings.Repeat("1", 99) + `"]}`,
+		`{"network": "storage", "addresses": ["192.0.2.1/24"]}`, `{"network": "storage", "routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": {}}`, `{"routes": []}`, `{"routes": null}`, `{"routes": ["10.0.0.0/8"]}`, `{"routes": [null]}`,
+		`{"routes": [` + strings.Repeat(`{"to": "10.0.0.0/8", "via": "192.0.2.1"},`, 64) + `{"to": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "table": 7}]}`, `{"routes": [{"TO": "10.0.0.0/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": null, "via": "192.0.2.1"}]}`, `{"routes": [{"via": "192.0.2.1"}]}`, `{"routes": [{"to": "10.0.0.0/8"}]}`,
+		`{"routes": [{"to": 7, "via": "192.0.2.1"}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": ["192.0.2.1"]}]}`, `{"routes": [{"to": "10.0.0.1/8", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0", "via": "192.0.2.1"}]}`, `{"routes": [{"to": "default", "via": "192.0.2.1"}]}`, `{"routes": [{"to": "::ffff:10.0.0.0/104", "via": "192.0.2.1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1/24"}]}`, `{"routes": [{"to": "::/0", "via": "fe80::1%eth0"}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "2001:db8::1"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": -1}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": 2147483648}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": 1.5}]}`, `{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": "7"}]}`,
+		`{"routes": [{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": true}]}`, `{"routes": [{"to": "::/0", "via": "fe80::1"}, {"to": "10.0.0.1/8", "via": "192.0.2.1"}]}`,
 	} {
 		_, wrong := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.Error(t, wrong, parameters)
@@ -412,6 +480,8 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
 		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
 		`{"driver": "vfio-pci", "vlan": 5, "vhost": true}`, `{"vhost": false}`,
+		`{"network": "storage", "addresses": ["192.0.2.10", "2001:db8::10"]}`, `{"addresses": ["192.0.2.10"]}`, `{"addresses": ["192.0.2.10/24", "192.0.2.11/24", "2001:db8::10/64"]}`,
+		`{"vlan": 5, "addresses": ["192.0.2.10/24"], "routes": [{"to": "0.0.0.0/0", "via": "192.0.2.1", "metric": 2147483647}, {"to": "::/0", "via": "fe80::1"}]}`,
 	} {
 		_, err := drivertypes.ParseDeviceConfig([]byte(parameters))
 		require.NoError(t, err, parameters)
@@ -430,9 +500,30 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		require.ErrorContains(t, err, words)
 		require.ErrorContains(t, claim(driver, parameters), words)
 	}
+	c.testSeveralDevices(t)
 	c.testNumberForms(t)
 	c.testLargestParameters(t)
 	c.testOldParameters(t)
+}
+
+// testSeveralDevices asks for addresses for requests of several devices, which cannot all have them.
+func (c *cluster) testSeveralDevices(t *testing.T) {
+	create := func(requests, names, parameters string) error {
+		spec := fmt.Sprintf("{devices: {requests: [%s], config: [{requests: %s, opaque: {driver: %s, parameters: %s}}]}}", requests, names, v2alpha1.DefaultDriverName, parameters)
+		_, err := c.objects.Resource(claimResource).Namespace("default").Create(t.Context(), object(t,
+			"{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: several, namespace: default}, spec: %s}", spec), metav1.CreateOptions{DryRun: dryRun})
+		_, templateErr := c.objects.Resource(templateResource).Namespace("default").Create(t.Context(), object(t,
+			"{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: several, namespace: default}, spec: {spec: %s}}", spec), metav1.CreateOptions{DryRun: dryRun})
+		require.Equal(t, err == nil, templateErr == nil, "%v, %v", err, templateErr)
+		return err
+	}
+	const one, two, all = "{name: one, exactly: {deviceClassName: net}}", "{name: two, exactly: {deviceClassName: net, count: 2}}",
+		"{name: all, exactly: {deviceClassName: net, allocationMode: All}}"
+	const addresses, words = `{addresses: [192.0.2.10/24]}`, "addresses: the request is for several devices (count, or allocationMode All), which cannot all have them; make a request for each"
+	require.ErrorContains(t, create(two, "[]", addresses), words)
+	require.ErrorContains(t, create(one+","+all, "[one, all]", addresses), words)
+	require.NoError(t, create(one+","+two+","+all, "[one]", addresses))
+	require.NoError(t, create(one+","+two+","+all, "[]", "{vlan: 5}"))
 }
 
 // testOldParameters has an object with bad parameters from before the policy, which can still be worked with.

@@ -18,6 +18,8 @@ import (
 // move is what is done about one device: its row as it was found, and as it is to be.
 type move struct {
 	row, now *tables.DRAAllocation
+	// link is the index of the hardware's link on the host before the device was looked at, 0 if it was not there.
+	link int
 	// anew says that the device had to be set up again.
 	anew bool
 	// astray says that its frames go where the claim does not have them go, and nobody could put that right.
@@ -74,7 +76,7 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 			moves = append(moves, begin(row))
 		}
 	}
-	r.ensure(ctx, moves)
+	r.secure(ctx, moves)
 	for _, m := range moves {
 		r.expel(ctx, m) // it may be in a former sandbox
 	}
@@ -128,17 +130,25 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 			return
 		}
 		m.now.Attachment = nil
+		if r.secure(ctx, []*move{m}); m.err != nil {
+			return
+		}
 	}
 	if m.now.PreparedDevice.Link().IsZero() {
 		m.now.Attachment = s.holds(&types.Attachment{})
 		return
 	}
-	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
+	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.link, m.row.Config)
 	if errors.Is(err, podnet.ErrLinkGone) {
 		if m.err = r.recover(ctx, m); m.err != nil {
 			return
 		}
-		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.row.Config)
+	}
+	if errors.Is(err, podnet.ErrLinkGone) || errors.Is(err, podnet.ErrAnotherLink) {
+		if r.secure(ctx, []*move{m}); m.err != nil {
+			return
+		}
+		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.link, m.row.Config)
 	}
 	if err != nil {
 		m.err = err

@@ -53,8 +53,15 @@ func (c *Claim) Restore(row *tables.DRAAllocation) error {
 	}})
 }
 
-// Drop removes the row, if it is there, of a device that is another claim's. Nothing is done to the device.
-func (c *Claim) Drop(row *tables.DRAAllocation) error { return c.room.update(remove(row)) }
+// Drop removes the row, if it is there, of a device that is another claim's, and gives its addresses back. Nothing is done to the
+// device.
+func (c *Claim) Drop(ctx context.Context, row *tables.DRAAllocation) error {
+	err := c.room.update(remove(row))
+	if err == nil {
+		c.room.world.Return(ctx, row)
+	}
+	return err
+}
 
 // Plan is what becomes of a claim's rows.
 type Plan struct {
@@ -179,6 +186,7 @@ func (r *Room) freeInTime(ctx context.Context, row *tables.DRAAllocation) error 
 // Release gives back every device of the claim, and makes the claim's status say what it still has. A device that
 // cannot be freed keeps its row, which says why, and the call can be repeated.
 func (c *Claim) Release(ctx context.Context) error {
+	c.room.world.ReturnLeft(c.uid)
 	rows := c.Rows()
 	if len(rows) == 0 {
 		return nil
@@ -209,7 +217,7 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 			if err := c.room.world.Note(other, !other.Releasing); err != nil {
 				return err
 			}
-			return c.room.update(remove(row))
+			return c.Drop(ctx, row)
 		}
 	}
 	row, err := c.room.edit(row, func(r *tables.DRAAllocation) { r.Releasing = true })

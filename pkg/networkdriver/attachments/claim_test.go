@@ -261,4 +261,8 @@ func TestReleaseOfAnothersDevice(t *testing.T) {
 	require.NoError(t, f.release(t.Context(), "other"))
 	require.Equal(t, []string{"detach a", "free a", "apply claim"}, f.world.takeCalls())
 	require.Empty(t, f.rows())
+	require.Equal(t, []string{"left of claim-of-pod", "a of claim-of-pod", "left of claim-of-other", "a of claim-of-other"}, f.world.returned,
+		"the addresses are each claim's own")
+	require.NoError(t, f.release(t.Context(), "gone"))
+	require.Equal(t, "left of claim-of-gone", f.world.returned[4], "a claim of which nothing is known")
 }

@@ -21,9 +21,22 @@ import (
 // drifted begins the errors of devices that are not what Setup made of them and cannot be set up again.
 const drifted = "set the device up again, since "
 
-// ensure asks the kernel whether the devices are what Setup made of them, and sets up again what is not. It comes before a
-// link is moved: a VF that was made anew must not be in a pod before it is in its VLAN. What is being released is not
-// set up any more. What fails is the move's error.
+// secure is [Room.ensure] for links that are about to be moved. Which links those are is noted first: a VF that is made anew after it
+// was looked at has another one, outside its VLAN, which is not moved in its place.
+func (r *Room) secure(ctx context.Context, moves []*move) {
+	for _, m := range moves {
+		if id := m.now.PreparedDevice.Link(); id.IsZero() || !id.Physical() {
+			continue
+		}
+		if m.link, m.err = r.world.HostIndex(ctx, m.now.PreparedDevice); m.err != nil {
+			m.err = fmt.Errorf("look for the link on the host: %w", m.err)
+		}
+	}
+	r.ensure(ctx, moves)
+}
+
+// ensure asks the kernel whether the devices are what Setup made of them, and sets up again what is not. What is being
+// released is not set up any more. What fails is the move's error.
 func (r *Room) ensure(ctx context.Context, moves []*move) {
 	var rows []*tables.DRAAllocation
 	var of []*move

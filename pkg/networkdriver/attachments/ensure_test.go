@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,12 +23,24 @@ import (
 func (w *fakeWorld) Check(_ context.Context, rows []*tables.DRAAllocation) []error {
 	w.write().Abort()
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	errs := make([]error, len(rows))
 	for i, row := range rows {
 		errs[i] = w.fail["check "+row.DeviceName]
 	}
+	w.mu.Unlock()
+	if w.afterCheck != nil {
+		w.afterCheck()
+	}
 	return errs
+}
+
+// remake is what a change of the number of VFs does: the VF is on the host, in no VLAN, with a new link.
+func (w *fakeWorld) remake(vf fakeDevice) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.made++
+	w.place[vf.ID] = ""
+	w.fail["check "+vf.Name] = types.AstrayError{Reason: "the PF has it with no VLAN"}
 }
 
 // change has somebody change what Setup made of a device.
@@ -73,6 +86,36 @@ func TestEnsureBeforeAttach(t *testing.T) {
 			f.at(vf, pod.NetNS, "s1")
 			require.Empty(t, f.row("vf").Error)
 			require.Equal(t, []string{"setup vf", "attach vf"}, f.world.takeCalls())
+		})
+	}
+}
+
+// What is moved is the link that was there when its VF was looked at. A VF that was made anew since then is looked at, and set up,
+// first; one that is made anew again and again stays out.
+func TestMadeAnewBeforeTheMove(t *testing.T) {
+	former, pod := newSandbox("pod", "s0"), newSandbox("pod", "s1")
+	for name, before := range map[string]func(f *fixture, vf fakeDevice){
+		"on the host":     func(*fixture, fakeDevice) {},
+		"in a former one": func(f *fixture, _ fakeDevice) { require.NoError(t, f.Attach(t.Context(), former)) },
+		"in a third one":  func(f *fixture, vf fakeDevice) { f.world.put(vf.ID, "elsewhere") },
+		"in the sandbox":  func(f *fixture, vf fakeDevice) { f.world.put(vf.ID, pod.NetNS) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			vf := f.prepareVF("vf", "0000:03:00.1")
+			before(f, vf)
+			once := sync.OnceFunc(func() { f.world.remake(vf) })
+			f.world.afterCheck = once
+			require.NoError(t, f.Attach(t.Context(), pod))
+			f.at(vf, pod.NetNS, "s1")
+			require.NoError(t, f.world.fail["check vf"], "it is in the pod as it was made")
+
+			f = newFixture(t)
+			vf = f.prepareVF("vf", "0000:03:00.1")
+			before(f, vf)
+			f.world.afterCheck = func() { f.world.remake(vf) }
+			require.ErrorContains(t, f.Attach(t.Context(), pod), "its link is another one")
+			f.at(vf, "", "")
 		})
 	}
 }

@@ -9,6 +9,11 @@ const (
 	ReasonClaimInUse = "ClaimInUse"
 	// ReasonFailedAttach is that of a pod whose devices could not be attached.
 	ReasonFailedAttach = "FailedAttach"
+	// ReasonWaitsForAddress is that of a pod whose device waits for an address of its network.
+	ReasonWaitsForAddress = "WaitsForAddress"
+	// ReasonFailedPrepare is that of a pod which waits for a claim that another pod had, and that cannot be prepared for it. Where kubelet asks
+	// for a claim, the event is kubelet's.
+	ReasonFailedPrepare = "FailedPrepare"
 	// ReasonExpelled is that of a pod that has lost a device, which could not be kept from sending into another network.
 	ReasonExpelled = "DeviceExpelled"
 	// ReasonAstray is that of a pod which should have lost a device for the same reason, and still has it.

@@ -59,6 +59,7 @@ type fakeWorld struct {
 
 	mu        sync.Mutex // guards all
 	place     map[nic.Identity]string
+	made      int             // how often VFs were made anew
 	gone      map[string]bool // namespaces that are no longer there
 	calls     []string
 	fail      map[string]error // by call
@@ -70,6 +71,7 @@ type fakeWorld struct {
 	opened    cdi.Gate                 // the last one
 	noted     map[string]bool          // settled, by device of the journal
 	owed      []kubetypes.UID          // claims
+	returned  []string                 // whose addresses
 	// notedIndex is the link's index in the last entry.
 	notedIndex int
 	now        time.Time
@@ -77,6 +79,8 @@ type fakeWorld struct {
 	unheld     map[kubetypes.UID]bool
 	reads      int
 	duringRead func()
+	// afterCheck happens when devices have been looked at.
+	afterCheck func()
 }
 
 var (
@@ -147,7 +151,16 @@ func (w *fakeWorld) hold(call string) (release func()) {
 	}
 }
 
-func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (w *fakeWorld) HostIndex(_ context.Context, dev types.Device) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if at, ok := w.place[dev.Link()]; !ok || at != "" {
+		return 0, nil
+	}
+	return 10 + w.made, nil
+}
+
+func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, link int, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := w.enter("attach " + dev.IfName()); err != nil {
 		return nil, err
 	}
@@ -159,6 +172,8 @@ func (w *fakeWorld) Attach(_ context.Context, netns string, dev types.Device, co
 		return nil, podnet.ErrLinkGone
 	case at != "" && at != netns:
 		return nil, podnet.ErrLinkGone
+	case at == "" && dev.Link().Physical() && link != 10+w.made:
+		return nil, podnet.ErrAnotherLink
 	}
 	w.place[dev.Link()] = netns
 	return &types.Attachment{IfName: config.PodIfName, IfIndex: 2, MAC: "02:00:00:00:00:01"}, nil
@@ -361,5 +376,14 @@ func (w *fakeWorld) Tidy(string, types.DeviceConfig) error { return nil }
 func (w *fakeWorld) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (w *fakeWorld) Return(context.Context, *tables.DRAAllocation)  {}
+func (w *fakeWorld) Return(_ context.Context, row *tables.DRAAllocation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.returned = append(w.returned, row.DeviceName+" of "+string(row.ClaimUID))
+}
+func (w *fakeWorld) ReturnLeft(claim kubetypes.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.returned = append(w.returned, "left of "+string(claim))
+}
 func (w *fakeWorld) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -11,6 +11,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -39,6 +40,10 @@ func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 			if e := types.ExposureOf(row.PreparedDevice, row.Config); e.Address != "" {
 				gate.PodClaim = cmp.Or(row.PodClaim, row.ClaimName)
 				gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, Exposure: e})
+			}
+			// Of a device with several links it is not known which one is meant.
+			if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {
+				gate.Hardware = append(gate.Hardware, gatehook.Device{Bus: id.Bus, Name: id.Device})
 			}
 		}
 		if err := r.world.OpenGate(gate); err != nil {

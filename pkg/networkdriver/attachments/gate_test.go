@@ -5,6 +5,7 @@ package attachments
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +14,10 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
+	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/nic"
 )
 
 // OpenGate notes which containers may start.
@@ -74,6 +77,22 @@ func (f *fixture) gate(pod kubetypes.UID) string {
 // marked is the environment of a container that the pod's claim was resolved for.
 func marked(pod kubetypes.UID, sandbox string) []string {
 	return []string{"PATH=/bin", "NETWORKDRIVER_CLAIM_X=claim-of-" + string(pod) + "/" + sandbox}
+}
+
+// Of hardware the hook is told which it is, to see whether it is lost. Of a device with several links nobody knows which is meant.
+func TestGateKnowsTheHardware(t *testing.T) {
+	f := newFixture(t)
+	row, _ := f.newRow("pod", "dummy", 1)
+	f.insert(row)
+	for i, id := range []nic.Identity{nic.PCI("0000:03:00.1"), {Bus: "pci", Device: "0000:03:00.2", PermMAC: "02:00:00:00:00:01"}} {
+		f.world.put(id, "")
+		f.insert(row.With(func(r *tables.DRAAllocation) {
+			r.DeviceName = fmt.Sprint("vf", i)
+			r.PreparedDevice = fakeDevice{Name: r.DeviceName, ID: id}
+		}))
+	}
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
+	require.Equal(t, []gatehook.Device{{Bus: "pci", Name: "0000:03:00.1"}}, f.world.opened.Hardware)
 }
 
 // The gate is open while the devices are in the sandbox.

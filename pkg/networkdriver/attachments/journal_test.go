@@ -211,7 +211,9 @@ type life struct {
 	*journal.Journal
 }
 
-func (l life) Attach(_ context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (l life) HostIndex(context.Context, types.Device) (int, error) { return 1, nil }
+
+func (l life) Attach(_ context.Context, netns string, dev types.Device, _ int, config types.DeviceConfig) (*types.Attachment, error) {
 	return &types.Attachment{IfName: config.PodIfName}, l.step(func() error { l.place[dev.IfName()] = netns; return nil })
 }
 
@@ -423,6 +425,7 @@ func (n *node) live(t *testing.T, room *Room, vlan int) (killed bool) {
 	return false
 }
 
+func (l life) ReturnLeft(kubetypes.UID)              {}
 func (l life) Tidy(string, types.DeviceConfig) error { return nil }
 func (l life) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil

@@ -98,17 +98,23 @@ func TestLostVF(t *testing.T) {
 	require.Empty(t, f.row("vf").Error)
 }
 
-// A link that an agent, which ended then, has just moved in may lack its network's addresses. It is in place once it was
+// A link that an agent, which ended then, has just moved in may lack its addresses, of a network or by hand. It is in place once it was
 // attached again, or where containers may have used it, for which the gate was opened: containers that do not list the claim
 // start before.
 func TestLinkThatMayLackItsAddresses(t *testing.T) {
-	for _, tt := range []struct{ populated, opened, inPlace bool }{
-		{}, {opened: true}, {populated: true}, {populated: true, opened: true, inPlace: true},
+	network := types.DeviceConfig{Network: "storage", Joined: &types.Network{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24")}}}
+	byHand := types.DeviceConfig{Addresses: []types.Address{{Addr: netip.MustParseAddr("192.0.2.7"), Bits: 24}}}
+	for _, tt := range []struct {
+		config                     types.DeviceConfig
+		populated, opened, inPlace bool
+	}{
+		{config: network}, {config: network, opened: true}, {config: network, populated: true}, {config: network, populated: true, opened: true, inPlace: true},
+		{config: byHand, populated: true}, {config: byHand, populated: true, opened: true, inPlace: true},
 	} {
 		f := newFixture(t)
 		vf := f.prepareVF("vf", "0000:03:00.1")
 		f.insert(f.row("vf").With(func(r *tables.DRAAllocation) {
-			r.Config = types.DeviceConfig{Network: "storage", Joined: &types.Network{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24")}}}
+			r.Config = tt.config
 		}))
 		pod := newSandbox("pod", "s1")
 		pod.Populated = tt.populated

@@ -173,7 +173,7 @@ func (r *Room) locate(ctx context.Context, m *move, sandboxes []Sandbox) (inPlac
 // containers the gate tells, which is opened afterwards: containers that do not list the claim start without it. From then on the
 // link is the pod's, which may have made something else of it.
 func (r *Room) mayLack(row *tables.DRAAllocation, s Sandbox) bool {
-	return row.Config.Joined != nil && !(s.Populated && r.world.WasOpened(row.ClaimUID, s.ID))
+	return row.Config.InPod() != nil && !(s.Populated && r.world.WasOpened(row.ClaimUID, s.ID))
 }
 
 // handsOn says whether a link that is in a third namespace was moved there from this sandbox, by the pod. It is the sandbox

@@ -35,10 +35,13 @@ func (s Sandbox) Pod() string { return s.PodNamespace + "/" + s.PodName }
 // containers, events and the clock.
 // [Outside] is the real one. No write transaction is open while the room calls it.
 type World interface {
+	// HostIndex returns the index of the device's link on the host, 0 if it is not there.
+	HostIndex(ctx context.Context, dev types.Device) (int, error)
 	// Attach moves the device's link from the host into the namespace, gives it the configuration's name (its host name when
-	// that is empty) and MTU, and brings it up. A link that is inside already is no error. When it fails the link is on the host; an error that wraps
-	// [podnet.ErrLinkGone] says that it is neither there nor in the pod.
-	Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error)
+	// that is empty) and MTU, and brings it up. Of hardware it moves the link that has the index link, and no other: the
+	// error then wraps [podnet.ErrAnotherLink]. A link that is inside already is no error. When it fails the link is on the
+	// host; an error that wraps [podnet.ErrLinkGone] says that it is neither there nor in the pod.
+	Attach(ctx context.Context, netns string, dev types.Device, link int, config types.DeviceConfig) (*types.Attachment, error)
 	// Detach brings the link home, from the namespace or from wherever the kernel left it. A link that is at home is no
 	// error, neither is an empty path or a namespace that is gone.
 	Detach(ctx context.Context, netns string, dev types.Device) error
@@ -92,6 +95,9 @@ type Addresses interface {
 	Take(ctx context.Context, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error)
 	// Return gives the row's addresses back, whose device is free, some time later if it cannot be done at once.
 	Return(ctx context.Context, row *tables.DRAAllocation)
+	// ReturnLeft gives back, some time later, the addresses of devices that were left to the pods of a claim, since nothing was known of
+	// them that counts. Those pods have ended.
+	ReturnLeft(claim kubetypes.UID)
 }
 
 // Checker asks the kernel about prepared devices.

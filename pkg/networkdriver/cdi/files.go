@@ -92,6 +92,8 @@ type Gate struct {
 	Exposed []Exposed
 	// PodClaim is what the pod calls the claim, by which programs find their devices.
 	PodClaim string
+	// Hardware are the claim's devices that have one interface each, which is in the sandbox.
+	Hardware []gatehook.Device
 	// ClaimName and Pod are the namespaces and names of the claim and of the pod that has its devices, for people.
 	ClaimName, Pod string
 }
@@ -313,7 +315,7 @@ func (f *Files) contents(g Gate) (o *opening, err error) {
 			return nil, err
 		}
 		ns.Close()
-		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
+		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Hardware: g.Hardware, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
 			return nil, err
 		}
 		edits.Hooks = []*specs.Hook{{

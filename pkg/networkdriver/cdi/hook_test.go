@@ -29,7 +29,7 @@ func newHooked(t *testing.T) (*Files, Gate) {
 	return NewFiles(Params{
 			Logger: slog.New(slog.DiscardHandler), Folder: filepath.Join(dir, "cdi"), Driver: driver, Hook: hook, Places: filepath.Join(dir, "gates"),
 		}), Gate{
-			Claim: claim, Requests: []string{"lan", "wan"}, Sandbox: "s1", NetNS: testenv.NetNS(t), ClaimName: "default/shared", Pod: "default/one",
+			Claim: claim, Requests: []string{"lan", "wan"}, Sandbox: "s1", NetNS: testenv.NetNS(t), Hardware: []gatehook.Device{{Bus: "pci", Name: "0000:03:00.1"}}, ClaimName: "default/shared", Pod: "default/one",
 		}
 }
 
@@ -74,7 +74,7 @@ func TestHook(t *testing.T) {
 	require.NoError(t, err)
 	var said gatehook.Place
 	require.NoError(t, json.Unmarshal(data, &said))
-	require.Equal(t, gatehook.Place{NetNS: ns.ID, Sandbox: "s1", Claim: "default/shared", Pod: "default/one"}, said)
+	require.Equal(t, gatehook.Place{NetNS: ns.ID, Sandbox: "s1", Hardware: g.Hardware, Claim: "default/shared", Pod: "default/one"}, said)
 
 	// The next agent leaves both as they are.
 	before := []os.FileInfo{stat(t, place), stat(t, f.path(claim))}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -34,12 +35,12 @@ const otherDriver = "gpu.example.com"
 
 // apiServer is a real API server.
 type apiServer struct {
-	t      *testing.T
+	t      testing.TB
 	plane  *lab.ControlPlane
 	client *kubernetes.Clientset
 }
 
-func startAPIServer(t *testing.T) *apiServer {
+func startAPIServer(t testing.TB) *apiServer {
 	t.Helper()
 	bin := testenv.KubeBin(t)
 	plane, err := lab.StartControlPlane(t.Context(), lab.ControlPlaneOptions{Dir: t.TempDir(), Bin: []string{bin}})
@@ -69,6 +70,7 @@ func TestAPI(t *testing.T) {
 		{"ClaimMadeAnew", (*apiServer).testClaimMadeAnew},
 		{"AllocationEnded", (*apiServer).testAllocationEnded},
 		{"Rights", (*apiServer).testRights},
+		{"ForgedClass", (*apiServer).testForgedClass},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(&apiServer{t: t, plane: s.plane, client: s.client}, t) })
 	}
@@ -229,7 +231,7 @@ func (s *apiServer) testRestartWritesNothing(t *testing.T) {
 	require.NoError(t, NewRestorer(RestorerParams{
 		Logger: g.Logger, Room: g.Room, Claims: NewClaimClient(s.client.ResourceV1()),
 		Managers: []types.DeviceManager{fakeManager{g.host}}, Observer: again, DriverName: testDriver, NodeName: testNode, BootID: testBoot,
-		Journal: newJournal(t, t.TempDir(), testDriver),
+		Journal: newJournal(t, t.TempDir(), testDriver), Pools: g.networks,
 	}).Restore(t.Context(), []*corev1.Pod{pod}))
 	require.Len(t, g.rows(), 4)
 	for _, device := range []string{"a", "b", "c", "d"} {
@@ -354,6 +356,23 @@ func (s *apiServer) testAllocationEnded(t *testing.T) {
 	require.True(t, isRefused(writer.Apply(t.Context(), RefOf(claim), f.rows())), "the server takes no entry")
 	require.NoError(t, writer.reconcile(t.Context(), RefOf(claim)))
 	require.Empty(t, s.get("ended").Status.Devices)
+}
+
+// Parameters in an allocation are compared with those that the server has of the class, however it gives them back.
+func (s *apiServer) testForgedClass(t *testing.T) {
+	_, err := s.client.ResourceV1().DeviceClasses().Create(t.Context(), &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "class"},
+		Spec: resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: opaque(testDriver, `{ "podIfName":"net1", "vlan": 5 }`)}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	f := newFixture(t, "a", "b")
+	f.networks.rules["pool"] = v2alpha1.ClaimsNetworkOnly
+	f.Classes = NewClasses(s.client.ResourceV1())
+	_, err = f.Prepare(t.Context(), s.create(newClaim("by-class", with("net", "a"), fromClass(`{"vlan":5,"podIfName":"net1"}`))))
+	require.NoError(t, err)
+	_, err = f.Prepare(t.Context(), s.create(newClaim("forged", with("net", "b"), fromClass(`{"vlan":6,"podIfName":"net1"}`))))
+	require.ErrorContains(t, err, "device class class does not have it")
+	_, err = f.Prepare(t.Context(), s.create(newClaim("no-class", withClass("net", "b", "none"), fromClass(`{"vlan":5,"podIfName":"net1"}`))))
+	require.ErrorContains(t, err, `get device class none: deviceclasses.resource.k8s.io "none" not found`)
 }
 
 // What the driver's account needs, and what it is told if that is missing.

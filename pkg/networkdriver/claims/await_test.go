@@ -5,6 +5,7 @@ package claims
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/internal/testenv"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // The claim that comes next on a device waits until the pod before it, which was deleted by force, has been ended; not
@@ -63,6 +65,35 @@ func TestAwaitDevices(t *testing.T) {
 	}))
 }
 
+// namedPool is a pool that takes one interface.
+type namedPool struct{ Pools }
+
+func (namedPool) Of(device *tables.DRADevice, _ iter.Seq[*tables.DRAAllocation]) string {
+	if device.Dev.KernelIfName() == "ens1f0v0" {
+		return "pool"
+	}
+	return ""
+}
+
+// After a boot a VF has another name for a moment, which the pool's filter does not take.
+func TestAwaitDevicesThatComeIntoTheirPool(t *testing.T) {
+	f := newFixture(t, "a")
+	f.HolderPatience = time.Hour
+	log := &testenv.LogBuffer{}
+	f.Logger = slog.New(slog.NewTextHandler(log, nil))
+	f.Pools = namedPool{f.Pools}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.AwaitDevices(t.Context(), newClaim("c", with("net", "a")))
+	}()
+	require.Eventually(t, func() bool {
+		return log.Count("Waiting for a device that is not in its pool yet", "device=a", "claim=default/c") == 1
+	}, waitFor, tick)
+	f.addDevice(&fakeDevice{Name: "a", Kernel: "ens1f0v0"})
+	<-done
+}
+
 // After a boot kubelet asks for devices that are being made. One that is prepared may be out of sight.
 func TestAwaitDevicesThatAreMade(t *testing.T) {
 	f := newFixture(t, "a")
@@ -76,7 +107,7 @@ func TestAwaitDevicesThatAreMade(t *testing.T) {
 		f.AwaitDevices(t.Context(), claim)
 	}()
 	require.Eventually(t, func() bool {
-		return log.Count("Waiting for a device that the node does not have yet", "device=b", "claim=default/c") == 1
+		return log.Count("Waiting for a device that is not in its pool yet", "device=b", "claim=default/c") == 1
 	}, waitFor, tick)
 	f.addDevice(&fakeDevice{Name: "b"})
 	<-done

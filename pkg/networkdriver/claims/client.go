@@ -24,6 +24,26 @@ type ClaimGetter interface {
 	GetClaim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
 }
 
+// Classes reads device classes.
+type Classes interface {
+	GetClass(ctx context.Context, name string) (*resourceapi.DeviceClass, error)
+}
+
+// NewClasses returns the reader of a real API server.
+func NewClasses(classes resourceclient.DeviceClassesGetter) Classes { return classReader{classes} }
+
+type classReader struct {
+	classes resourceclient.DeviceClassesGetter
+}
+
+func (r classReader) GetClass(ctx context.Context, name string) (*resourceapi.DeviceClass, error) {
+	class, err := r.classes.DeviceClasses().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get device class %s: %w", name, err)
+	}
+	return class, nil
+}
+
 // ClaimClient is what the [Writer] needs of the API server.
 type ClaimClient interface {
 	ClaimGetter

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetypes "k8s.io/apimachinery/pkg/types"
@@ -51,6 +53,7 @@ type host struct {
 	sandboxes []attachments.Sandbox
 	events    []string
 	owed      []Ref
+	leftOf    []kubetypes.UID // claims
 	held      func(*tables.DRAAllocation) (bool, error)
 	cancelled bool // whether a Free saw an ended context
 }
@@ -102,6 +105,7 @@ func (h *host) vlan(device string) (int, bool) {
 type fakeWorld struct {
 	*host
 	attachments.StatusWriter
+	attachments.Addresses
 }
 
 var _ attachments.World = (*fakeWorld)(nil)
@@ -115,7 +119,9 @@ func (h *host) Detach(ctx context.Context, _ string, dev types.Device) error {
 	}
 	return nil
 }
-func (h *host) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (h *host) HostIndex(context.Context, types.Device) (int, error) { return 1, nil }
+
+func (h *host) Attach(ctx context.Context, netns string, dev types.Device, _ int, config types.DeviceConfig) (*types.Attachment, error) {
 	if err := h.enter(ctx, "attach "+dev.IfName()+" "+netns); err != nil {
 		return nil, err
 	}
@@ -359,12 +365,55 @@ type fixture struct {
 	networks    *fakeNetworks
 }
 
-// fakeNetworks are networks that every claim may join, and pools that let claims ask for anything where no rule is set.
+// fakeNetworks are networks that every claim may join, and pools that let claims ask for anything where no rule is set. Devices that
+// are in none of pools are in "pool".
 type fakeNetworks struct {
+	pools    map[string]string
 	rules    map[string]string
 	networks map[string]*types.Network
 	queries  []networks.Query
 	left     []string
+	// classes are parameters of device classes, as fromClass has them in claims, read counts the reads of them, and away is what the next
+	// questions are answered with.
+	classes map[string][]string
+	read    int
+	away    []error
+}
+
+func (n *fakeNetworks) GetClass(_ context.Context, name string) (*resourceapi.DeviceClass, error) {
+	n.read++
+	if err := n.answer(); err != nil {
+		return nil, err
+	}
+	parameters, ok := n.classes[name]
+	if !ok {
+		return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
+	}
+	class := &resourceapi.DeviceClass{}
+	for _, raw := range parameters {
+		class.Spec.Config = append(class.Spec.Config, resourceapi.DeviceClassConfiguration{DeviceConfiguration: opaque(testDriver, raw)})
+	}
+	return class, nil
+}
+
+// answer returns the error to answer with, which is then over.
+func (n *fakeNetworks) answer() error {
+	if len(n.away) == 0 {
+		return nil
+	}
+	err := n.away[0]
+	n.away = n.away[1:]
+	return err
+}
+
+func (n *fakeNetworks) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRAAllocation]) string {
+	for row := range rows {
+		return row.Pool
+	}
+	if pool, ok := n.pools[device.Name]; ok {
+		return pool
+	}
+	return "pool"
 }
 
 func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
@@ -375,7 +424,16 @@ func (n *fakeNetworks) ClaimParameters(pool string) (string, bool) {
 	return rule, rule != ""
 }
 
-func (n *fakeNetworks) Holds(context.Context, *tables.DRAAllocation) error { return nil }
+// Holds knows the addresses of rows that say all that is in an address's object.
+func (n *fakeNetworks) Holds(_ context.Context, row *tables.DRAAllocation) error {
+	for _, said := range []string{row.Config.Network, row.Pool, row.ClaimNamespace, row.ClaimName, string(row.ClaimUID), row.PodName,
+		string(row.PodUID), row.Request, row.DeviceName} {
+		if said == "" {
+			return errors.New("the address is another row's")
+		}
+	}
+	return nil
+}
 
 func (n *fakeNetworks) Leave(claim kubetypes.UID, device string) {
 	n.left = append(n.left, string(claim)+" "+device)
@@ -383,12 +441,16 @@ func (n *fakeNetworks) Leave(claim kubetypes.UID, device string) {
 
 func (n *fakeNetworks) Resolve(_ context.Context, queries []networks.Query) ([]*types.Network, error) {
 	n.queries = append(n.queries, queries...)
+	if err := n.answer(); err != nil {
+		return nil, err
+	}
 	var found []*types.Network
 	for _, q := range queries {
 		if n.networks[q.Network] == nil {
 			return nil, fmt.Errorf("network %s: there is none", q.Network)
 		}
-		found = append(found, n.networks[q.Network])
+		network := *n.networks[q.Network]
+		found = append(found, &network)
 	}
 	return found, nil
 }
@@ -402,15 +464,15 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
 	f := &fixture{t: t, db: db, devices: devices, allocations: allocations, host: newHost(), status: &fakeStatus{},
-		networks: &fakeNetworks{rules: map[string]string{}, networks: map[string]*types.Network{}}}
+		networks: &fakeNetworks{pools: map[string]string{}, rules: map[string]string{}, networks: map[string]*types.Network{}, classes: map[string][]string{}}}
 	log := slog.New(slog.DiscardHandler)
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)
-	f.world = &fakeWorld{f.host, f.status}
+	f.world = &fakeWorld{f.host, f.status, noAddresses{f.host}}
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
-		Sandboxes: f.host, Networks: f.networks, Pools: f.networks,
+		Sandboxes: f.host, Networks: f.networks, Pools: f.networks, Classes: f.networks,
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})
@@ -530,18 +592,31 @@ func fromClaim(parameters string, requests ...string) claimOption {
 func config(source resourceapi.AllocationConfigSource, driver, parameters string, requests []string) claimOption {
 	return func(c *resourceapi.ResourceClaim) {
 		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
-			},
+			Source: source, Requests: requests, DeviceConfiguration: opaque(driver, parameters),
 		})
+	}
+}
+
+func opaque(driver, parameters string) resourceapi.DeviceConfiguration {
+	return resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
 	}
 }
 
 func vlan(id int) *int { return &id }
 
-func (h *host) Tidy(string, types.DeviceConfig) error { return nil }
-func (h *host) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
+// noAddresses are those of networks that have none.
+type noAddresses struct{ of *host }
+
+func (noAddresses) Take(_ context.Context, row *tables.DRAAllocation, _ func(*tables.DRAAllocation) error) (*tables.DRAAllocation, error) {
 	return row, nil
 }
-func (h *host) Return(context.Context, *tables.DRAAllocation)  {}
+func (noAddresses) Return(context.Context, *tables.DRAAllocation) {}
+func (a noAddresses) ReturnLeft(claim kubetypes.UID) {
+	a.of.mu.Lock()
+	defer a.of.mu.Unlock()
+	a.of.leftOf = append(a.of.leftOf, claim)
+}
+
+func (h *host) Tidy(string, types.DeviceConfig) error          { return nil }
 func (h *host) Announce(*types.Attachment, types.DeviceConfig) {}

@@ -197,12 +197,12 @@ func (h *HandOver) settle(now time.Time) {
 // attaches them if that is right.
 func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocation) error {
 	sandboxes := h.preparer.aliveIn(ref.Namespace)
-	if len(sandboxes) == 0 {
-		return nil
+	_, owed := h.owed()[ref.UID]
+	if len(sandboxes) == 0 && !owed {
+		return nil // a claim that is owed may be gone, whoever runs
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	_, owed := h.owed()[ref.UID]
 	if len(rows) > 0 && !owed {
 		if own := sandboxOf(sandboxes, rows[0].PodUID); own != nil && !rows[0].Releasing {
 			return h.attach(ctx, *own)
@@ -228,7 +228,11 @@ func (h *HandOver) serve(ctx context.Context, ref Ref, rows []*tables.DRAAllocat
 		h.tell(claim, rows[0], sandboxes)
 		return nil
 	}
-	return h.passOn(ctx, claim)
+	err = h.passOn(ctx, claim)
+	if s := sandboxOf(sandboxes, pod.UID); err != nil && s != nil {
+		h.events.Warn(*s, attachments.ReasonFailedPrepare, err.Error())
+	}
+	return err
 }
 
 // tell tells the pods that wait whom they wait for.

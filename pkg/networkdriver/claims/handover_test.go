@@ -303,6 +303,22 @@ func TestClaimThatKubeletTakesForPrepared(t *testing.T) {
 	require.Empty(t, h.host.owed)
 }
 
+// An agent that ends soon after its answer to Unprepare leaves a claim that is owed its devices. That does not last longer than the
+// claim, also where no pod of its namespace ever comes again.
+func TestOwedClaimThatIsGone(t *testing.T) {
+	h := newHandedOver(t)
+	claim := newClaim("c")
+	require.NoError(t, h.host.OweClaim(RefOf(claim)))
+	h.set(claim)
+	h.wait(30)
+	require.Equal(t, []Ref{RefOf(claim)}, h.host.owed)
+	h.api.mu.Lock()
+	clear(h.api.claims)
+	h.api.mu.Unlock()
+	h.wait(11)
+	require.Empty(t, h.host.owed)
+}
+
 // What an earlier life of the agent had taken from the former pod, and not yet given to the next one, is not forgotten.
 func TestHandOverThatTheEndOfTheAgentInterrupted(t *testing.T) {
 	h := newHandedOver(t, "a")

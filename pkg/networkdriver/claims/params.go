@@ -30,6 +30,9 @@ type Asked struct {
 	types.DeviceConfig
 	// ByClaim is what of it the claim asks for itself. The rest is from the device class, which is the administrator's.
 	ByClaim types.DeviceConfig
+	// Class is the device class of the request, and FromClass what the claim's allocation says that its parameters are.
+	Class     string
+	FromClass [][]byte
 }
 
 // ResolveConfigs returns what is asked of each of the claim's allocation results of the driver, in their order.
@@ -47,6 +50,7 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]Asked, e
 		rank    int
 		byClaim bool
 		cfg     types.DeviceConfig
+		raw     []byte
 	}
 	layers := make([][]layer, len(results))
 	written := claim.Spec.Devices.Config
@@ -75,23 +79,54 @@ func ResolveConfigs(claim *resourceapi.ResourceClaim, driver string) ([]Asked, e
 				}
 				parsed = true
 			}
-			layers[i] = append(layers[i], layer{rank: rank + exactness, byClaim: entry.Source == resourceapi.AllocationConfigSourceClaim, cfg: cfg})
+			layers[i] = append(layers[i], layer{rank: rank + exactness, byClaim: entry.Source == resourceapi.AllocationConfigSourceClaim, cfg: cfg,
+				raw: entry.Opaque.Parameters.Raw})
 		}
 	}
 	asked := make([]Asked, len(results))
+	classes := classByRequest(claim)
 	for i, result := range results {
+		asked[i].Class = classes[result.Request]
 		slices.SortStableFunc(layers[i], func(a, b layer) int { return cmp.Compare(a.rank, b.rank) })
 		for _, l := range layers[i] {
 			asked[i].DeviceConfig = asked[i].Override(l.cfg)
 			if l.byClaim {
 				asked[i].ByClaim = asked[i].ByClaim.Override(l.cfg)
+			} else {
+				asked[i].FromClass = append(asked[i].FromClass, l.raw)
 			}
 		}
+		if len(asked[i].Addresses) > 0 && isForSeveral(claim, results, result.Request) {
+			return nil, permanentError{fmt.Errorf("request %q: parameters: addresses: the request is for several devices (count, or allocationMode All), which cannot "+
+				"all have them; make a request for each", result.Request)}
+		}
 		if err := asked[i].CheckTogether(); err != nil {
-			return nil, permanentError{fmt.Errorf("request %q: parameters of the device class and of the claim together: %w", result.Request, err)}
+			return nil, permanentError{fmt.Errorf("request %q: all parameters together: %w", result.Request, err)}
 		}
 	}
 	return asked, nil
+}
+
+// isForSeveral says whether the request, or subrequest, has several devices, or could have.
+func isForSeveral(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, name string) bool {
+	devices := 0
+	for _, result := range results {
+		if result.Request == name {
+			devices++
+		}
+	}
+	mode := resourceapi.DeviceAllocationMode("")
+	for _, request := range claim.Spec.Devices.Requests {
+		if request.Name == name && request.Exactly != nil {
+			mode = request.Exactly.AllocationMode
+		}
+		for _, sub := range request.FirstAvailable {
+			if request.Name+"/"+sub.Name == name {
+				mode = sub.AllocationMode
+			}
+		}
+	}
+	return devices > 1 || mode == resourceapi.DeviceAllocationModeAll
 }
 
 // originOf ranks a configuration by where it comes from, and says that in words. A class's configuration without
@@ -169,6 +204,17 @@ func exactnessOf(names []string, request string) int {
 
 // classesOf returns the sorted names of the device classes that the results were allocated from.
 func classesOf(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) []string {
+	classes := classByRequest(claim)
+	var used []string
+	for _, result := range results {
+		used = append(used, classes[result.Request])
+	}
+	slices.Sort(used)
+	return slices.Compact(used)
+}
+
+// classByRequest returns the device classes of the claim's requests, by request or request/subrequest.
+func classByRequest(claim *resourceapi.ResourceClaim) map[string]string {
 	classes := map[string]string{}
 	for _, request := range claim.Spec.Devices.Requests {
 		if request.Exactly != nil {
@@ -178,12 +224,7 @@ func classesOf(claim *resourceapi.ResourceClaim, results []resourceapi.DeviceReq
 			classes[request.Name+"/"+sub.Name] = sub.DeviceClassName
 		}
 	}
-	var used []string
-	for _, result := range results {
-		used = append(used, classes[result.Request])
-	}
-	slices.Sort(used)
-	return slices.Compact(used)
+	return classes
 }
 
 func requestNames(results []resourceapi.DeviceRequestAllocationResult) []string {

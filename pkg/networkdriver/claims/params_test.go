@@ -4,6 +4,8 @@
 package claims
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +14,37 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
+
+// severalDevices is what a request of several devices is told that asks for addresses.
+const severalDevices = `request "net": parameters: addresses: the request is for several devices (count, or allocationMode All), which cannot all have them; make a request for each`
+
+func addresses(written ...string) []types.Address {
+	parsed := make([]types.Address, len(written))
+	for i, s := range written {
+		if err := parsed[i].UnmarshalText([]byte(s)); err != nil {
+			panic(err)
+		}
+	}
+	return parsed
+}
+
+// all has the request be for all devices there are.
+func all(request string) claimOption {
+	return func(c *resourceapi.ResourceClaim) {
+		name, sub, _ := strings.Cut(request, "/")
+		for i := range c.Spec.Devices.Requests {
+			r := &c.Spec.Devices.Requests[i]
+			if r.Name == name && r.Exactly != nil {
+				r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+			}
+			for j := range r.FirstAvailable {
+				if r.Name == name && r.FirstAvailable[j].Name == sub {
+					r.FirstAvailable[j].AllocationMode = resourceapi.DeviceAllocationModeAll
+				}
+			}
+		}
+	}
+}
 
 func TestResolveConfigs(t *testing.T) {
 	foreign := func(c *resourceapi.ResourceClaim) {
@@ -82,9 +115,30 @@ func TestResolveConfigs(t *testing.T) {
 		{name: "vlan negative", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":-1}`)},
 			err: `request "net": parameters: vlan: -1 is not in 0..4094`},
 		{name: "unknown field in the class", options: []claimOption{with("net", "a"), fromClass(`{"vlna":100}`)},
-			err: `request "net": parameters from the device class: unknown field "vlna", allowed are driver, network, podIfName, vhost and vlan`},
+			err: `request "net": parameters from the device class: unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`},
 		{name: "wrong type", options: []claimOption{with("x", "x"), with("net", "a"), fromClaim(`{"vlan":"100"}`, "net")},
 			err: `request "net": parameters: vlan: "100" is not a whole number from 0 to 4094`},
+		{name: "addresses of the class's network", options: []claimOption{with("net", "a"), fromClass(`{"network":"storage"}`), fromClaim(`{"addresses":["192.0.2.10"]}`)},
+			want: []types.DeviceConfig{{Network: "storage", Addresses: addresses("192.0.2.10")}}},
+		{name: "the claim's addresses and routes instead of the class's", options: []claimOption{with("net", "a"),
+			fromClass(`{"addresses":["192.0.2.9/24"],"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1"},{"to":"0.0.0.0/0","via":"192.0.2.1"}]}`),
+			fromClaim(`{"addresses":["198.51.100.9/24","192.0.2.10/24"],"routes":[{"to":"10.0.0.0/8","via":"198.51.100.1","metric":7}]}`)},
+			want: []types.DeviceConfig{{Addresses: addresses("198.51.100.9/24", "192.0.2.10/24"),
+				Routes: []types.Route{{To: netip.MustParsePrefix("10.0.0.0/8"), Via: netip.MustParseAddr("198.51.100.1"), Metric: 7}}}}},
+		{name: "routes by the class's addresses", options: []claimOption{with("net", "a"), fromClass(`{"addresses":["192.0.2.9/24"]}`),
+			fromClaim(`{"routes":[{"to":"10.0.0.0/8","via":"198.51.100.1"}]}`)},
+			err: `request "net": all parameters together: routes[0].via: 198.51.100.1 is no host of a subnet of the device's addresses, nor an IPv6 address of a link, so that it cannot be reached`},
+		{name: "an address of no network", options: []claimOption{with("net", "a"), fromClaim(`{"addresses":["192.0.2.10"]}`)},
+			err: `request "net": all parameters together: addresses[0]: 192.0.2.10 has no prefix length, which only an address of a network goes without; name the network, or add the length`},
+		{name: "the class's network and the claim's routes", options: []claimOption{with("net", "a"), fromClass(`{"network":"storage"}`),
+			fromClaim(`{"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1"}]}`)},
+			err: `request "net": all parameters together: routes: cannot be asked for together with network storage, which says what they are; leave one of them out`},
+		{name: "addresses for two devices", options: []claimOption{with("net", "a"), with("net", "b"), fromClaim(`{"addresses":["192.0.2.10/24"]}`)}, err: severalDevices},
+		{name: "addresses for all devices there are", options: []claimOption{with("net", "a"), all("net"), fromClaim(`{"addresses":["192.0.2.10/24"]}`)}, err: severalDevices},
+		{name: "addresses for all devices of a subrequest", options: []claimOption{with("net/all", "a"), all("net/all"), fromClaim(`{"network":"storage","addresses":["192.0.2.10"]}`)},
+			err: strings.ReplaceAll(severalDevices, `"net"`, `"net/all"`)},
+		{name: "addresses of one of two requests", options: []claimOption{with("net", "a"), with("two", "b"), with("two", "c"), all("two"), fromClaim(`{"addresses":["192.0.2.10/24"]}`, "net")},
+			want: []types.DeviceConfig{{Addresses: addresses("192.0.2.10/24")}, {}, {}}},
 		{name: "no parameters at all", options: []claimOption{with("net", "a"), fromClaim(``)},
 			err: `request "net": parameters: decode parameters: EOF`},
 	}
@@ -158,7 +212,9 @@ func TestResolveConfigsByClaim(t *testing.T) {
 		fromClass(`{"network":"storage","podIfName":"class0"}`, "net"), fromClaim(`{"podIfName":"claim0"}`, "net")), testDriver)
 	require.NoError(t, err)
 	require.Equal(t, []Asked{
-		{DeviceConfig: types.DeviceConfig{Network: "storage", PodIfName: "claim0"}, ByClaim: types.DeviceConfig{PodIfName: "claim0"}}, {},
+		{DeviceConfig: types.DeviceConfig{Network: "storage", PodIfName: "claim0"}, ByClaim: types.DeviceConfig{PodIfName: "claim0"},
+			Class: "class", FromClass: [][]byte{[]byte(`{"network":"storage","podIfName":"class0"}`)}},
+		{Class: "class"},
 	}, got)
 
 	for _, options := range [][]claimOption{
@@ -166,7 +222,7 @@ func TestResolveConfigsByClaim(t *testing.T) {
 		{fromClaim(`{"vlan":0}`), fromClass(`{"network":"storage"}`)},
 	} {
 		_, err = ResolveConfigs(newClaim("c", append(options, with("net", "a"))...), testDriver)
-		require.EqualError(t, err, `request "net": parameters of the device class and of the claim together: `+
+		require.EqualError(t, err, `request "net": all parameters together: `+
 			`vlan: 0 cannot be asked for together with network storage, which says what the VLAN is; leave one of them out`)
 		require.True(t, IsPermanent(err))
 	}

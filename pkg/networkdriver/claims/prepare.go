@@ -7,11 +7,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/cilium/statedb"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
@@ -37,15 +39,13 @@ type Params struct {
 	Metrics *Metrics
 	// Sandboxes are those that run on the node.
 	Sandboxes Sandboxes
-	// Networks and Pools say what claims may ask for, and what it means.
+	// Networks, Pools and Classes say what claims may ask for, and what it means.
 	Networks Networks
 	Pools    Pools
+	Classes  Classes
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
-
-// podClaimAnnotation is of claims that are made from a template (pkg/controller/resourceclaim of Kubernetes).
-const podClaimAnnotation = "resource.kubernetes.io/pod-claim-name"
 
 // Preparer prepares and unprepares claims. Calls for different claims run at the same time, those for one claim one
 // after the other.
@@ -113,11 +113,13 @@ func (p *Preparer) prepareHeld(ctx context.Context, claim *resourceapi.ResourceC
 // wanted is one device that a claim is to have.
 type wanted struct {
 	request string
+	ordinal int32  // of the device among those of the request, without subrequest
 	pool    string // as configured
 	name    string
 	config  types.DeviceConfig
-	byClaim types.DeviceConfig    // what of it the claim asks for itself
+	asked   Asked                 // of the claim and its class, of which config is made
 	row     *tables.DRAAllocation // of an earlier call for this claim and pod, or nil
+	entry   *tables.DRADevice     // of the inventory; nil if the row needs nothing more
 	device  types.Device          // to set up; nil if the row needs nothing more
 	manager types.DeviceManagerType
 }
@@ -177,6 +179,7 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		return nil, permanentError{fmt.Errorf("the claim has no device of driver %s", p.DriverName)}
 	}
 	var devices []*wanted
+	ordinals := map[string]int32{}
 	for _, result := range results {
 		pool, ours := pools.Configured(p.NodeName, result.Pool)
 		switch {
@@ -190,14 +193,16 @@ func (p *Preparer) wantedDevices(claim *resourceapi.ResourceClaim) ([]*wanted, e
 		case result.ShareID != nil:
 			return nil, permanentError{fmt.Errorf("request %q: device %s was allocated as a share, but cannot be shared", result.Request, result.Device)}
 		}
-		devices = append(devices, &wanted{request: result.Request, pool: pool, name: result.Device})
+		request := resourceclaim.BaseRequestRef(result.Request)
+		devices = append(devices, &wanted{request: result.Request, ordinal: ordinals[request], pool: pool, name: result.Device})
+		ordinals[request]++
 	}
 	configs, err := ResolveConfigs(claim, p.DriverName)
 	if err != nil {
 		return nil, err
 	}
 	for i, config := range configs {
-		devices[i].config, devices[i].byClaim = config.DeviceConfig, config.ByClaim
+		devices[i].config, devices[i].asked = config.DeviceConfig, config
 	}
 	return devices, nil
 }
@@ -247,7 +252,7 @@ func (p *Preparer) reserve(claim Ref, pod resourceapi.ResourceClaimConsumerRefer
 		if !found {
 			return nil, fmt.Errorf("request %q: device %s is gone: the node has no such device that can serve now", w.request, w.name)
 		}
-		w.device, w.manager = entry.Dev, entry.Manager
+		w.entry, w.device, w.manager = entry, entry.Dev, entry.Manager
 		if w.row != nil {
 			w.device = w.row.PreparedDevice // it remembers how the link was found
 		}
@@ -276,13 +281,24 @@ func errNameTaken(request, name string, by holder) error {
 		request, name, by.request, by.claim)}
 }
 
-// check refuses devices that others hold, names that clash in the pod, and configurations that a device cannot do.
+// check refuses devices that others hold or that have left the pool they were allotted from, names that clash in the pod, and configurations that a device cannot do.
 func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
 	txn := p.DB.ReadTxn()
 	for _, w := range devices {
 		if _, row := holdersOf(p.Allocations.List(txn, tables.AllocationsByDevice(w.name)), claim.UID); row != nil {
 			return fmt.Errorf("request %q: device %s is still held by claim %s (uid %s) of pod %s (uid %s)",
 				w.request, w.name, row.Claim(), row.ClaimUID, row.Pod(), row.PodUID)
+		}
+		if w.entry == nil {
+			continue
+		}
+		if pool := p.poolOf(txn, w.entry); pool != w.pool {
+			now := "it is in none now"
+			if pool != "" {
+				now = "it is in pool " + pool + " now"
+			}
+			return fmt.Errorf("request %q: device %s is not in pool %s any more, which it was allotted from, %s: "+
+				"have the pool's filter take it again, or delete the pod to get another device", w.request, w.name, w.pool, now)
 		}
 	}
 
@@ -317,6 +333,12 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 	}
 
+	if err := checkAddresses(devices); err != nil {
+		return err
+	}
+	if err := p.checkRoutes(txn, claim, pod, devices); err != nil {
+		return err
+	}
 	for _, w := range devices {
 		if w.device == nil {
 			continue
@@ -329,6 +351,55 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 				return permanentError{fmt.Errorf("request %q: device %s: parameters: podIfName is needed, since the interface's own name cannot be kept: %w",
 					w.request, w.name, err)}
 			}
+		}
+	}
+	return nil
+}
+
+// poolOf is the pool that the device is offered in. One that is prepared is in the pool that it was allotted from; the filters of others
+// may have changed since the scheduler chose.
+func (p *Preparer) poolOf(txn statedb.ReadTxn, device *tables.DRADevice) string {
+	return p.Pools.Of(device, statedb.ToSeq(p.Allocations.List(txn, tables.AllocationsByDevice(device.Name))))
+}
+
+// checkAddresses refuses addresses that are asked for by two requests: a network has each of them once, and so has a pod.
+func checkAddresses(devices []*wanted) error {
+	asked := map[netip.Addr]string{}
+	for _, w := range devices {
+		for _, a := range w.config.Addresses {
+			if other, ok := asked[a.Addr]; ok {
+				return permanentError{fmt.Errorf("request %q: parameters: addresses: %s is also what request %q asks for", w.request, a.Addr, other)}
+			}
+			asked[a.Addr] = w.request
+		}
+	}
+	return nil
+}
+
+// checkRoutes refuses routes of which the pod's main table would have two, as far as they are known before addresses are chosen. The
+// rest is refused when the second one is set.
+func (p *Preparer) checkRoutes(txn statedb.ReadTxn, claim Ref, pod resourceapi.ResourceClaimConsumerReference, devices []*wanted) error {
+	taken := map[types.RouteKey]holder{}
+	for row := range p.Allocations.List(txn, tables.AllocationsByPod(pod.UID)) {
+		if row.ClaimUID == claim.UID {
+			continue
+		}
+		for _, route := range row.Config.MainRoutes() {
+			taken[route] = holder{row.ClaimRef(), row.Request}
+		}
+	}
+	for _, w := range devices {
+		for _, route := range w.config.MainRoutes() {
+			other, clash := taken[route]
+			switch {
+			case clash && other == holder{claim, w.request}:
+				return permanentError{fmt.Errorf("request %q: routes: two devices of this one request would have a route to %s; "+
+					"a network with policyRouting gives each a table of its own", w.request, route.To)}
+			case clash:
+				return permanentError{fmt.Errorf("request %q: routes: request %q of claim %s has one to %s already, with the same metric; "+
+					"another metric is needed, or a network with policyRouting", w.request, other.request, other.claim, route.To)}
+			}
+			taken[route] = holder{claim, w.request}
 		}
 	}
 	return nil
@@ -369,7 +440,7 @@ func podClaimOf(claim *resourceapi.ResourceClaim, config types.DeviceConfig) str
 	if config.Driver == "" {
 		return ""
 	}
-	return claim.Annotations[podClaimAnnotation]
+	return claim.Annotations[resourceapi.PodResourceClaimAnnotation]
 }
 
 func (p *Preparer) resultOf(devices []*wanted) Result {

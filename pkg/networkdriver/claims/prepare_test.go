@@ -160,12 +160,47 @@ func TestPrepareDeviceStillHeld(t *testing.T) {
 	require.Len(t, f.rows(), 1)
 
 	require.NoError(t, f.Unprepare(t.Context(), "uid-old"))
+	f.networks.pools["a"] = "otherpool"
 	_, err = f.Prepare(t.Context(), next)
 	require.NoError(t, err)
 	f.host.takeCalls()
 	require.NoError(t, f.Unprepare(t.Context(), "uid-old"))
 	require.Empty(t, f.host.takeCalls())
 	require.Equal(t, kubetypes.UID("uid-new"), f.row("a").ClaimUID)
+}
+
+// The scheduler chose a device from a pool whose filter has been changed since: the device may be another pool's, for others, by now.
+func TestPrepareDeviceThatLeftItsPool(t *testing.T) {
+	for _, tt := range []struct{ pool, now string }{{"", "it is in none now"}, {"other", "it is in pool other now"}} {
+		t.Run(tt.now, func(t *testing.T) {
+			f := newFixture(t, "a", "b")
+			claim := newClaim("c", with("x", "b"), with("net", "a"))
+			f.networks.pools["a"] = tt.pool
+			_, err := f.Prepare(t.Context(), claim)
+			require.EqualError(t, err, `prepare claim default/c: request "net": device a is not in pool pool any more, which it was allotted from, `+tt.now+
+				`: have the pool's filter take it again, or delete the pod to get another device`)
+			require.Empty(t, f.host.takeCalls(), "nothing may be touched")
+			require.Empty(t, f.rows())
+
+			delete(f.networks.pools, "a")
+			_, err = f.Prepare(t.Context(), claim)
+			require.NoError(t, err, "the refusal is not for ever")
+
+			// What is prepared stays in its pool: for its pod, once more when something went wrong, and for the next pod of the claim.
+			f.networks.pools["a"] = tt.pool
+			f.host.takeCalls()
+			_, err = f.Prepare(t.Context(), claim)
+			require.NoError(t, err)
+			require.Empty(t, f.host.takeCalls())
+			f.insert(f.row("a").With(func(r *tables.DRAAllocation) { r.Error = "test" }))
+			_, err = f.Prepare(t.Context(), claim)
+			require.NoError(t, err)
+			require.Equal(t, []string{"setup a"}, f.host.takeCalls())
+			_, err = f.Prepare(t.Context(), newClaim("c", with("x", "b"), with("net", "a"), forPod("next")))
+			require.NoError(t, err)
+			require.Equal(t, kubetypes.UID("uid-next"), f.row("a").PodUID)
+		})
+	}
 }
 
 func TestPrepareIsIdempotent(t *testing.T) {

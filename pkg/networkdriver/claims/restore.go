@@ -21,7 +21,9 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	apiclient "github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
@@ -56,8 +58,10 @@ type RestorerParams struct {
 	NodeName   string
 	// BootID is the kernel's present boot id. What was set up under another one is gone.
 	BootID string
-	// Networks looks up what a record says of a network, which the claim does not.
+	// Networks looks up what a record says of a network, which the claim does not, and Pools and Classes say what claims may ask for.
 	Networks Networks
+	Pools    Pools
+	Classes  Classes
 	// Addresses says whether the addresses that a record has are the device's, and keeps those of a device that is left to its pod.
 	Addresses interface {
 		Holds(ctx context.Context, row *tables.DRAAllocation) error
@@ -140,7 +144,10 @@ func (r *Restorer) Restore(ctx context.Context, pods []*corev1.Pod) error {
 	var outdated []Ref // claims whose status has to be written anew
 	for _, c := range claims {
 		first := len(rows)
-		proved, upToDate := r.rowsOf(ctx, c, journaled)
+		proved, upToDate, err := r.rowsOf(ctx, c, journaled)
+		if err != nil {
+			return fmt.Errorf("restore claim %s: %w", RefOf(c.object), err)
+		}
 		for _, row := range proved {
 			key := tables.AllocationKey(row.Pool, row.DeviceName)
 			if other := holders[key]; other != nil {
@@ -288,25 +295,37 @@ func claimsOf(pods []*corev1.Pod) []*podClaim {
 }
 
 // read gets the claim, nil if it is gone.
-func (r *Restorer) read(ctx context.Context, c *podClaim) (*resourceapi.ResourceClaim, error) {
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
-		claim, err := r.Claims.GetClaim(ctx, c.namespace, c.name)
-		switch {
-		case err == nil:
-			return claim, nil
-		case apierrors.IsNotFound(err):
-			r.Logger.Info("Claim of a pod is gone, nothing is restored from it", "claim", c.namespace+"/"+c.name)
-			return nil, nil
-		case ctx.Err() == nil:
-			r.Logger.Warn("Claim of a pod cannot be read; the driver starts when it could be", "claim", c.namespace+"/"+c.name,
-				"retryIn", delay, "error", err)
+func (r *Restorer) read(ctx context.Context, c *podClaim) (claim *resourceapi.ResourceClaim, err error) {
+	log := r.Logger.With("claim", c.namespace+"/"+c.name)
+	asked := insist(ctx, func() (again bool) {
+		claim, err = r.Claims.GetClaim(ctx, c.namespace, c.name)
+		return err != nil && !apierrors.IsNotFound(err)
+	}, func(delay time.Duration) {
+		log.Warn("Claim of a pod cannot be read; the driver starts when it could be", "retryIn", delay, "error", err)
+	})
+	switch {
+	case asked != nil:
+		return nil, fmt.Errorf("restore claim %s/%s: %w", c.namespace, c.name, errors.Join(asked, err))
+	case err != nil:
+		log.Info("Claim of a pod is gone, nothing is restored from it")
+		return nil, nil
+	}
+	return claim, nil
+}
+
+// insist asks again and again while that is to be done, and says so before each pause. The error is the context's.
+func insist(ctx context.Context, ask func() (again bool), say func(delay time.Duration)) error {
+	for delay := firstRetry; ask(); delay = min(2*delay, lastRetry) {
+		if ctx.Err() == nil {
+			say(delay)
 		}
 		select {
 		case <-time.After(delay + rand.N(delay/4)):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("restore claim %s/%s: %w", c.namespace, c.name, errors.Join(context.Cause(ctx), err))
+			return context.Cause(ctx)
 		}
 	}
+	return nil
 }
 
 // claimEntry makes the journal's entry of a device the row's. Another claim's is dropped: an agent that has no journal
@@ -337,18 +356,19 @@ func (r *Restorer) drop(ctx context.Context, row *tables.DRAAllocation) error {
 	if err := r.Journal.Forget(row); err != nil {
 		return err
 	}
-	return claim.Drop(row)
+	return claim.Drop(ctx, row)
 }
 
 // rowsOf returns the rows of the claim that the journal or the claim's records prove, and logs why others do not. What
 // the journal has to be given back is not among them. upToDate is false when the claim's status has other records than it should.
-func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool) {
+// The error is the context's.
+func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string]*tables.DRAAllocation) (rows []*tables.DRAAllocation, upToDate bool, err error) {
 	claim := c.object
 	log := r.Logger.With("claim", RefOf(claim))
 	results := resultsOf(claim, r.DriverName)
 	upToDate = true
 	if !r.isHere(claim) {
-		return nil, upToDate
+		return nil, upToDate, nil
 	}
 	configs, configErr := ResolveConfigs(claim, r.DriverName)
 
@@ -380,6 +400,9 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 			continue
 		}
 		row, err := r.restore(c, result.Device, entry.Data.Raw)
+		if err == nil {
+			row.Pool, row.Request = pool, result.Request
+		}
 		switch {
 		case errors.Is(err, errGivenBack):
 			log.Info("Device was given back, its record does not count any more", "device", result.Device)
@@ -390,9 +413,27 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 			continue
 		case err == nil && configErr == nil && !reflect.DeepEqual(row.Config.Asked(), configs[i].DeviceConfig):
 			err = errors.New("the record's configuration is not what the claim asks for")
-		case err == nil && row.Config.Joined != nil:
-			row.Request = result.Request
-			err = r.proveNetwork(ctx, row, pool)
+		case err == nil:
+			asked := insist(ctx, func() (again bool) {
+				switch rule, limited := r.Pools.ClaimParameters(pool); {
+				case !limited || rule == v2alpha1.ClaimsAny:
+					err = nil // also for parameters of a newer version, or without a node config: there is nothing that claims may not ask for
+				case configErr != nil:
+					err = configErr
+				default:
+					err = newPermission(r.Pools, r.Classes, r.DriverName).check(ctx, pool, configs[i])
+				}
+				if err == nil && row.Config.Joined != nil {
+					err = r.proveNetwork(ctx, row)
+				}
+				return apiclient.IsUnanswered(err)
+			}, func(delay time.Duration) {
+				log.Warn("What the record of a device says cannot be compared; the driver starts when it could be", "device", result.Device,
+					"retryIn", delay, "error", err)
+			})
+			if asked != nil {
+				return nil, false, errors.Join(asked, err)
+			}
 		}
 		if err != nil {
 			r.Addresses.Leave(claim.UID, result.Device)
@@ -400,14 +441,12 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 				"device", result.Device, "pods", podNames(c), "error", err)
 			continue
 		}
-		row.Pool = pool
-		row.Request = result.Request
 		rows = append(rows, row)
 	}
 	for _, entry := range entries {
 		log.Warn("Record of a device that the claim is not allocated is ignored", "device", entry.Device, "pool", entry.Pool)
 	}
-	return rows, upToDate
+	return rows, upToDate, nil
 }
 
 // namesJournal says whether the entry, which may be nil, has a record that names the journal.
@@ -421,13 +460,13 @@ func (r *Restorer) namesJournal(entry *resourceapi.AllocatedDeviceStatus) bool {
 
 // proveNetwork says why the record's network is not to be believed. That the journal, which is, has no entry happens when
 // somebody has removed it.
-func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation, pool string) error {
-	found, err := r.Networks.Resolve(ctx, []networks.Query{{Network: row.Config.Network, Namespace: row.ClaimNamespace, Pool: pool}})
+func (r *Restorer) proveNetwork(ctx context.Context, row *tables.DRAAllocation) error {
+	found, err := r.Networks.Resolve(ctx, []networks.Query{{Network: row.Config.Network, Namespace: row.ClaimNamespace, Pool: row.Pool}})
 	if err != nil {
 		return fmt.Errorf("the record's network cannot be compared: %w", err)
 	}
 	now, recorded := *found[0], *row.Config.Joined
-	now.Offer, recorded.Addresses, recorded.Routes = nil, nil, nil
+	now.Offer, recorded.Addresses, recorded.Routes, recorded.Reservation = nil, nil, nil, nil
 	if !reflect.DeepEqual(now, recorded) {
 		return fmt.Errorf("the record has network %s other than it is", row.Config.Network)
 	}

@@ -55,6 +55,7 @@ func newRestoredWith(t testing.TB, api *fakeAPI, j Journal) *restored {
 		Managers: []types.DeviceManager{fakeManager{r.host}}, Observer: r.observed,
 		Journal:    j,
 		DriverName: testDriver, NodeName: testNode, BootID: testBoot, Networks: r.networks, Addresses: r.networks,
+		Pools: r.networks, Classes: r.networks,
 	})
 	return r
 }

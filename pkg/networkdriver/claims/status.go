@@ -105,6 +105,9 @@ func statusOf(row *tables.DRAAllocation, nodeName, bootID, journal string) (devi
 		if a.Again {
 			s.Message += " again, after it was gone from there: addresses and routes that it had are lost"
 		}
+		if n := row.Config.Joined; n != nil && n.Lacks != "" {
+			s.Message += fmt.Sprintf(", without an %s address: network %s has no subnet of that family for this node", n.Lacks, row.Config.Network)
+		}
 		s.IfName = a.IfName
 		s.MAC = a.MAC
 		s.IPs = validIPs(a.IPs)

@@ -110,6 +110,13 @@ func TestUnprepareTooLate(t *testing.T) {
 	require.Equal(t, []*tables.DRAAllocation{present}, f.rows())
 }
 
+// Devices may have been left to the pods of a claim that has no rows: they have ended.
+func TestUnprepareReturnsWhatWasLeft(t *testing.T) {
+	f := newFixture(t)
+	require.NoError(t, f.Unprepare(t.Context(), "uid-old"))
+	require.Equal(t, []kubetypes.UID{"uid-old"}, f.host.leftOf)
+}
+
 // A device with rows of two claims is freed by the last of them only.
 func TestUnprepareSharedDevice(t *testing.T) {
 	f := newFixture(t, "a")

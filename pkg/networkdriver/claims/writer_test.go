@@ -129,6 +129,12 @@ func TestStatusOf(t *testing.T) {
 	s = status(func(r *tables.DRAAllocation) { r.Attachment = &types.Attachment{IfName: "net0", Again: true} })
 	require.Equal(t, metav1.ConditionTrue, s.Ready)
 	require.Equal(t, "interface net0 is in the pod again, after it was gone from there: addresses and routes that it had are lost", s.Message)
+	s = status(func(r *tables.DRAAllocation) {
+		r.Attachment = &types.Attachment{IfName: "net0"}
+		r.Config = types.DeviceConfig{Network: "racks", Joined: &types.Network{Lacks: types.IPv4}}
+	})
+	require.Equal(t, metav1.ConditionTrue, s.Ready)
+	require.Equal(t, "interface net0 is in the pod, without an IPv4 address: network racks has no subnet of that family for this node", s.Message)
 
 	s = status(func(r *tables.DRAAllocation) { r.Error = "attach: name \xff taken" })
 	require.Equal(t, metav1.ConditionFalse, s.Ready)

@@ -132,7 +132,7 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 	watch.Add(devicesChanged, allocationsChanged, configsChanged)
 
 	assignment, conflicts := pools.Assign(statedb.ToSeq(devices), statedb.ToSeq(allocations), configs)
-	resources, omissions := p.describer.Slices(assignment)
+	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs))
 	publication := &Publication{Pools: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
 	for name, devs := range assignment {
 		if _, ok := resources.Pools[pools.Name(p.node, name)]; ok {

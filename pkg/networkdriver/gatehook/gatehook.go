@@ -3,8 +3,8 @@
 
 // Package gatehook is the last line of the gate before a claim's containers, of which package cdi is the first. A container
 // that lists a claim is created while the claim's devices are in a sandbox, be it the container's own or another one: that
-// of another pod of the claim, or a former one of the same pod. The agent tells them apart, and while that is away a hook
-// of the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
+// of another pod of the claim, or a former one of the same pod. Or they have been lost since: a VF that is made anew is on the host.
+// The agent tells all that, and while it is away a hook of the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
 // has started (createRuntime). It takes what tenants may have a part in, such as annotations, for nothing but a reason to refuse.
 package gatehook
 
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cilium/networkdriver/pkg/netnamespace"
+	"github.com/cilium/networkdriver/pkg/nic/sysfs"
 	"github.com/cilium/networkdriver/pkg/statedir"
 )
 
@@ -32,6 +33,9 @@ const (
 	Timeout = 10
 
 	firstPause, longestPause = 5 * time.Millisecond, 100 * time.Millisecond
+
+	// sysfsRoot shows the host's network namespace, which the runtime runs its hooks in.
+	sysfsRoot = "/sys"
 
 	// maxState is far beyond what annotations of a container can make of its state.
 	maxState = 8 << 20
@@ -55,9 +59,18 @@ type Place struct {
 	// Sandbox is the runtime's name of the sandbox that the namespace is of. The kernel uses the identity of a namespace
 	// again, in no time when a sandbox is made anew; the runtime does not do that with a sandbox's.
 	Sandbox string `json:"sandbox"`
+	// Hardware are the devices that have one interface each, which was moved there.
+	Hardware []Device `json:"hardware,omitempty"`
 	// Claim and Pod are the namespaces and names of the claim and of the pod that has the devices, for people.
 	Claim string `json:"claim"`
 	Pod   string `json:"pod"`
+}
+
+// Device is a device of a bus of the node.
+type Device struct {
+	// Bus is the bus's name, such as pci, and Name the device's there, such as 0000:03:00.1.
+	Bus  string `json:"bus"`
+	Name string `json:"name"`
 }
 
 // container is what the runtime says of the container, its OCI state.
@@ -70,7 +83,7 @@ type container struct {
 // the file says, for as long as an attach may take that is under way.
 func Run(state io.Reader, file string) error {
 	result := make(chan error, 1)
-	go func() { result <- run(state, file, patience, time.Sleep) }()
+	go func() { result <- run(state, file, sysfsRoot, patience, time.Sleep) }()
 	select {
 	case err := <-result:
 		return err
@@ -79,7 +92,7 @@ func Run(state io.Reader, file string) error {
 	}
 }
 
-func run(state io.Reader, file string, patience time.Duration, sleep func(time.Duration)) error {
+func run(state io.Reader, file, sysfsRoot string, patience time.Duration, sleep func(time.Duration)) error {
 	c, err := read(state)
 	if err != nil {
 		return fmt.Errorf("state of the container: %w", err)
@@ -91,7 +104,7 @@ func run(state io.Reader, file string, patience time.Duration, sleep func(time.D
 	ns.Close() // the process has it for as long as the hook runs
 	wait := firstPause
 	for end := time.Now().Add(patience); ; wait = min(2*wait, longestPause) {
-		err := c.check(ns.ID, file)
+		err := c.check(ns.ID, file, sysfsRoot)
 		if err == nil || !time.Now().Before(end) {
 			return err
 		}
@@ -113,8 +126,9 @@ func read(state io.Reader) (*container, error) {
 	return c, nil
 }
 
-// check says why the container, which is in the network namespace, is not where the file says that the devices are.
-func (c *container) check(netns netnamespace.ID, file string) error {
+// check says why the container, which is in the network namespace, is not where the file says that the devices are, or why they are
+// not there any more.
+func (c *container) check(netns netnamespace.ID, file, sysfsRoot string) error {
 	data, err := statedir.Read(file, maxPlace)
 	if errors.Is(err, fs.ErrNotExist) {
 		// The runtime would not have been told of the hook without it: the devices left in between.
@@ -132,7 +146,30 @@ func (c *container) check(netns netnamespace.ID, file string) error {
 			"of its own by a ResourceClaimTemplate, or have a Deployment end the old pod first (strategy Recreate); a pod whose own sandbox was "+
 			"made anew has them again when the network driver's agent on the node is back", p.Claim, p.Pod)
 	}
+	for _, d := range p.Hardware {
+		if why := d.lost(sysfsRoot); why != "" {
+			return fmt.Errorf("device %s of claim %s is lost: %s; it comes back into the pod when it has an interface and the network driver's "+
+				"agent on the node is at work", d.Name, p.Claim, why)
+		}
+	}
 	return nil
+}
+
+// lost says why the device's interface is not in a pod any more, empty if it is in a network namespace other than the host's: the pod may
+// have given it another name, or moved it on into a namespace of its own.
+func (d Device) lost(sysfsRoot string) string {
+	dir := sysfs.DeviceDir(sysfsRoot, d.Bus, d.Name)
+	if why := sysfs.Linkless(dir); why != "" {
+		return why
+	}
+	names, err := sysfs.Links(dir)
+	switch {
+	case err != nil:
+		return err.Error()
+	case len(names) > 0:
+		return fmt.Sprintf("its interface %s is on the host; the device was made anew, or somebody has moved it there", names[0])
+	}
+	return ""
 }
 
 // isIn says whether the container may be one of the sandbox, as far as its runtime names that.

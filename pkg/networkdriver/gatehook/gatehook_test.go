@@ -57,7 +57,7 @@ func put(t testing.TB, file string, p Place) {
 func newFile(t *testing.T) string { return filepath.Join(t.TempDir(), "0b910db7"+Suffix) }
 
 // decide lets nothing be waited for.
-func decide(state, file string) error { return run(strings.NewReader(state), file, 0, nil) }
+func decide(state, file string) error { return run(strings.NewReader(state), file, "/sys", 0, nil) }
 
 // TestSandbox lets a container of the sandbox with the devices start, and no other one.
 func TestSandbox(t *testing.T) {
@@ -109,13 +109,42 @@ func TestLateAttach(t *testing.T) {
 		file := newFile(t)
 		begin(file)
 		looks := 0
-		require.NoError(t, run(strings.NewReader(one), file, time.Hour, func(time.Duration) {
+		require.NoError(t, run(strings.NewReader(one), file, "/sys", time.Hour, func(time.Duration) {
 			if looks++; looks == 3 {
 				put(t, file, in)
 			}
 		}), name)
 		require.Equal(t, 3, looks, name)
 	}
+}
+
+// TestLostDevice refuses a container whose pod has lost a device: it is gone, has no driver, or is on the host. One whose interface is in
+// any other namespace is where the pod has it.
+func TestLostDevice(t *testing.T) {
+	state, in := newContainer(t, "s1")
+	file, root := newFile(t), t.TempDir()
+	in.Hardware = []Device{{"pci", "0000:03:00.1"}, {"pci", "0000:03:00.2"}}
+	put(t, file, in)
+	decide := func() error { return run(strings.NewReader(state), file, root, 0, nil) }
+	require.NoError(t, decide(), "without sysfs nothing is known")
+
+	one, two := filepath.Join(root, "bus/pci/devices/0000:03:00.1"), filepath.Join(root, "bus/pci/devices/0000:03:00.2")
+	require.NoError(t, os.MkdirAll(filepath.Join(one, "net"), 0o755))
+	require.ErrorContains(t, decide(), "device 0000:03:00.2 of claim default/shared is lost: the device is not on the pci bus any more")
+	require.NoError(t, os.MkdirAll(two, 0o755))
+	require.ErrorContains(t, decide(), "device 0000:03:00.2 of claim default/shared is lost: the device has no driver")
+	require.NoError(t, os.Symlink("/drivers/vfio-pci", filepath.Join(two, "driver")))
+	require.ErrorContains(t, decide(), "is bound to vfio-pci and has no interface")
+	require.NoError(t, os.MkdirAll(filepath.Join(two, "net"), 0o755))
+	require.NoError(t, decide(), "both are in namespaces that this sysfs does not show")
+
+	link := filepath.Join(one, "net/ens1f0v0")
+	require.NoError(t, os.Mkdir(link, 0o755))
+	err := decide()
+	require.ErrorContains(t, err, "device 0000:03:00.1 of claim default/shared is lost: its interface ens1f0v0 is on the host")
+	require.NotContains(t, err.Error(), "\n")
+	// It comes back into the pod while it is waited for.
+	require.NoError(t, run(strings.NewReader(state), file, root, time.Hour, func(time.Duration) { _ = os.Remove(link) }))
 }
 
 // TestRefused refuses whatever is not known to be right.
@@ -177,7 +206,8 @@ func BenchmarkProgram(b *testing.B) {
 	ns, err := netnamespace.Open("/proc/self/ns/net")
 	require.NoError(b, err)
 	ns.Close()
-	put(b, file, Place{NetNS: ns.ID, Sandbox: "s1"})
+	// A bus of which sysfs tells nothing takes one look instead of three.
+	put(b, file, Place{NetNS: ns.ID, Sandbox: "s1", Hardware: []Device{{"none", "0000:03:00.1"}, {"none", "0000:03:00.2"}}})
 	took := func(name string, args ...string) time.Duration {
 		cmd := exec.CommandContext(b.Context(), name, args...)
 		cmd.Stdin = strings.NewReader(stateOf(os.Getpid(), sandboxAnnotations[0], "s1"))

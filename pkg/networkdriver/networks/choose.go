@@ -4,11 +4,14 @@
 package networks
 
 import (
+	"errors"
+	"fmt"
 	"hash/fnv"
 	"iter"
 	"math/big"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"go4.org/netipx"
 
@@ -19,6 +22,52 @@ import (
 
 // blockBits is how many bits of an address are its own in its block.
 const blockBits = 8
+
+// Choose returns the network with nothing left to choose from but the addresses, where some of a family are asked for. The error begins with the
+// field's name and says what is allowed.
+func Choose(n *types.Network, asked []types.Address) (*types.Network, error) {
+	if len(asked) == 0 {
+		return n, nil
+	}
+	if n.Offer == nil {
+		return nil, errors.New("addresses: the network has no subnets, and gives devices no addresses; leave the parameter out")
+	}
+	chosen, offer := *n, *n.Offer
+	for i, a := range asked {
+		var inFamily []string
+		var subnet *types.Subnet
+		var others []types.Subnet
+		for _, s := range offer.Subnets {
+			if s.Prefix.Addr().Is4() != a.Addr.Is4() {
+				others = append(others, s)
+				continue
+			}
+			inFamily = append(inFamily, s.Prefix.String())
+			if s.Prefix.Contains(a.Addr) {
+				subnet = &s
+			}
+		}
+		switch {
+		case len(inFamily) == 0:
+			return nil, fmt.Errorf("addresses[%d]: %s is of a family that the network has no subnet of for this node", i, a)
+		case subnet == nil:
+			return nil, fmt.Errorf("addresses[%d]: %s is in none of the network's subnets for this node: allowed are addresses of %s", i, a, strings.Join(inFamily, ", "))
+		case !subnet.Addresses.Contains(a.Addr):
+			return nil, fmt.Errorf("addresses[%d]: %s is an address of %s that the network gives to no device: it is outside of ranges, in exclude, a router's or the subnet's own",
+				i, a, subnet.Prefix)
+		}
+		var only netipx.IPSetBuilder
+		only.Add(a.Addr)
+		set, err := only.IPSet()
+		if err != nil {
+			return nil, fmt.Errorf("addresses[%d]: %w", i, err)
+		}
+		subnet.Addresses, subnet.Certain = set, true
+		offer.Subnets = append(others, *subnet)
+	}
+	chosen.Offer = &offer
+	return &chosen, nil
+}
 
 // addressAt returns the address of a set that has the number, counted from 0; the number is below the set's size.
 func addressAt(set *netipx.IPSet, number *big.Int) netip.Addr {
@@ -105,11 +154,8 @@ func complete(n *types.Network, addrs []netip.Prefix, subnets []types.Subnet) *t
 		if i < 0 {
 			continue
 		}
-		if !route.Via.IsValid() {
-			route.Via = subnets[i].Gateway
-		}
-		if route.Via.IsValid() && subnets[i].Prefix.Contains(route.Via) {
-			done.Routes = append(done.Routes, route)
+		if of, ok := subnets[i].Route(route); ok {
+			done.Routes = append(done.Routes, of)
 		}
 	}
 	if n.Offer.Derive == nil {

@@ -76,6 +76,12 @@ func (c *Client) InBlock(ctx context.Context, network, block string) ([]v2alpha1
 	return c.list(ctx, metav1.ListOptions{LabelSelector: selector})
 }
 
+// Reserved implements [Objects].
+func (c *Client) Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	selector := labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelReservation: reservation}.String()
+	return c.list(ctx, metav1.ListOptions{LabelSelector: selector})
+}
+
 // OfNode implements [Objects].
 func (c *Client) OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
 	list, err := c.list(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", node).String()})
@@ -89,6 +95,11 @@ func (c *Client) list(ctx context.Context, options metav1.ListOptions) ([]v2alph
 	list := &v2alpha1.CiliumNetworkDriverAddressList{}
 	err := c.custom.Get().Resource(v2alpha1.AddressResource).VersionedParams(&options, c.params).Do(ctx).Into(list)
 	return list.Items, err
+}
+
+// Update implements [Objects].
+func (c *Client) Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
+	return c.custom.Put().Resource(v2alpha1.AddressResource).Name(address.Name).Body(address).Do(ctx).Error()
 }
 
 // Delete implements [Objects].

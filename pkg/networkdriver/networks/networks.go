@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/client"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/policyroute"
 )
@@ -54,14 +55,14 @@ func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Reso
 
 // Resolve returns for each query the network, as it is now. The networks are read once, all of them, since one may be in
 // conflict with another, and the namespace once and only where its labels are asked for. The error names the network and what is
-// allowed.
+// allowed, or is one that [client.IsUnanswered] knows.
 func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Network, error) {
 	if len(queries) == 0 {
 		return nil, nil
 	}
 	all, err := r.reader.ListNetworks(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("network %s: read the CiliumNetworkDriverNetworks: %w", queries[0].Network, err)
+		return nil, fmt.Errorf("network %s: read the CiliumNetworkDriverNetworks: %w", queries[0].Network, client.Unanswered(err))
 	}
 	read := map[string]*v2alpha1.CiliumNetworkDriverNetwork{}
 	namespaces := map[string]labels.Set{}
@@ -116,7 +117,7 @@ func (r *Resolver) find(ctx context.Context, q Query, all []v2alpha1.CiliumNetwo
 	set, ok := namespaces[q.Namespace]
 	if !ok {
 		if set, err = r.reader.NamespaceLabels(ctx, q.Namespace); err != nil {
-			return nil, fmt.Errorf("read the labels of namespace %s, which say whether it may join: %w", q.Namespace, err)
+			return nil, fmt.Errorf("read the labels of namespace %s, which say whether it may join: %w", q.Namespace, client.Unanswered(err))
 		}
 		namespaces[q.Namespace] = set
 	}
@@ -145,13 +146,28 @@ func (r *Resolver) describe(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*typ
 	}
 	n.PolicyRouting = spec.PolicyRouting != nil
 	var err error
-	n.Offer, err = r.offer(spec)
-	return n, err
+	if n.Offer, err = r.offer(spec); err != nil {
+		return nil, err
+	}
+	n.Lacks = lacking(spec, n.Offer)
+	return n, nil
+}
+
+// lacking returns the family that the network has subnets of, and the offer has none of.
+func lacking(spec *v2alpha1.CiliumNetworkDriverNetworkSpec, offer *types.Offer) types.Family {
+	for _, s := range spec.Subnets {
+		prefix, err := netip.ParsePrefix(s.CIDR)
+		family := types.FamilyOf(prefix.Addr())
+		if err == nil && !slices.ContainsFunc(offer.Subnets, func(o types.Subnet) bool { return types.FamilyOf(o.Prefix.Addr()) == family }) {
+			return family
+		}
+	}
+	return ""
 }
 
 // offer returns what of the network's subnets is for the node.
 func (r *Resolver) offer(spec *v2alpha1.CiliumNetworkDriverNetworkSpec) (*types.Offer, error) {
-	offer := &types.Offer{}
+	offer := &types.Offer{Reserve: spec.KeepFor() > 0}
 	node := r.node()
 	for i, s := range spec.Subnets {
 		if s.NodeSelector != nil && !labelsMatch(s.NodeSelector.MatchLabels, node) {

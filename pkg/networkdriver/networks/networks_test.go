@@ -87,6 +87,53 @@ func TestResolve(t *testing.T) {
 	require.Equal(t, []string{"networks"}, reader.reads, "a network for all namespaces asks for no labels")
 }
 
+// TestResolveForTheNode gives a device one address of each family that the network has for its node, and says which family it has for
+// others only.
+func TestResolveForTheNode(t *testing.T) {
+	here, elsewhere := map[string]v2alpha1.LabelValue{"rack": "r1"}, map[string]v2alpha1.LabelValue{"rack": "r2"}
+	for _, tt := range []struct {
+		v4, v6 map[string]v2alpha1.LabelValue
+		lacks  types.Family
+		err    string
+	}{
+		{nil, nil, "", ""},
+		{here, here, "", ""},
+		{here, elsewhere, types.IPv6, ""},
+		{elsewhere, nil, types.IPv4, ""},
+		{elsewhere, elsewhere, "", "network racks: none of its subnets is for this node: spec.subnets[].nodeSelector"},
+	} {
+		reader := newReader()
+		subnet := func(cidr string, nodes map[string]v2alpha1.LabelValue) v2alpha1.NetworkSubnet {
+			s := v2alpha1.NetworkSubnet{CIDR: cidr}
+			if nodes != nil {
+				s.NodeSelector = &v2alpha1.SubnetNodeSelector{MatchLabels: nodes}
+			}
+			return s
+		}
+		reader.networks["racks"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{},
+			Subnets: []v2alpha1.NetworkSubnet{subnet("192.0.2.0/24", tt.v4), subnet("2001:db8::/64", tt.v6)}}
+		found, err := newResolver(reader).Resolve(t.Context(), []Query{{"racks", "team-a", "fast"}})
+		if tt.err != "" {
+			require.EqualError(t, err, tt.err)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, tt.lacks, found[0].Lacks)
+		want := 2
+		if tt.lacks != "" {
+			want = 1
+		}
+		require.Len(t, found[0].Offer.Subnets, want)
+		n := newNode(newObjects(), "node1")
+		row := rowFor("a")
+		row.Config.Joined = found[0]
+		taken, err := n.Take(t.Context(), row, n.note)
+		require.NoError(t, err)
+		require.Len(t, taken.Config.Joined.Addresses, want)
+		require.Equal(t, tt.lacks, taken.Config.Joined.Lacks)
+	}
+}
+
 func TestResolveRefuses(t *testing.T) {
 	for want, q := range map[string]Query{
 		"network gone: there is no CiliumNetworkDriverNetwork of this name":                                            {"gone", "team-a", "fast"},
@@ -103,6 +150,21 @@ func TestResolveRefuses(t *testing.T) {
 	reader.err = errors.New("away")
 	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"storage", "team-a", "fast"}})
 	require.EqualError(t, err, "network storage: read the CiliumNetworkDriverNetworks: away")
+}
+
+// TestResolveReuse offers addresses to be kept where the network says so.
+func TestResolveReuse(t *testing.T) {
+	reader := newReader()
+	for mode, want := range map[string]bool{"": false, v2alpha1.AddressReuseNone: false, v2alpha1.AddressReusePodName: true} {
+		spec := &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/24"}}}
+		if mode != "" {
+			spec.AddressReuse = &v2alpha1.NetworkAddressReuse{Mode: mode}
+		}
+		reader.networks["db"] = spec
+		found, err := newResolver(reader).Resolve(t.Context(), []Query{{"db", "team-a", "fast"}})
+		require.NoError(t, err)
+		require.Equal(t, want, found[0].Offer.Reserve, mode)
+	}
 }
 
 // TestResolveConflict refuses the younger of two networks on one wire, also where no operator has said so.

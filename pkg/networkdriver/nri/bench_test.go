@@ -6,7 +6,9 @@ package nri
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -14,8 +16,10 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
@@ -65,57 +69,122 @@ type silent struct{}
 
 func (silent) Warn(attachments.Sandbox, string, string) {}
 
-// BenchmarkHooks is what the runtime waits for at the start and at the end of a pod with one device: the device is checked,
-// moved and noted, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
-func BenchmarkHooks(b *testing.B) {
+// lending is a node with one device prepared for each of some pods, and the hooks. The pods have empty network namespaces.
+type lending struct {
+	host  *nic.Place
+	hooks *Hooks
+	pods  []*api.PodSandbox
+}
+
+// lend prepares a device for each configuration.
+func lend(b *testing.B, configs ...types.DeviceConfig) *lending {
 	log := slog.New(slog.DiscardHandler)
-	hostPath, podPath := testenv.NetNS(b), testenv.NetNS(b)
+	hostPath := testenv.NetNS(b)
 	host, err := nic.Open(log, hostPath, "")
 	require.NoError(b, err)
-	defer host.Close()
-	require.NoError(b, host.Add("veth", "v0", 0))
-	link, err := host.ByName("v0")
-	require.NoError(b, err)
-	alias := "the device"
-	require.NoError(b, host.Change(link.Attrs().Index, rtlink.Change{Alias: &alias}))
-	link, err = host.ByName("v0")
-	require.NoError(b, err)
-
+	b.Cleanup(host.Close)
+	l := &lending{host: host}
+	var rows []*tables.DRAAllocation
+	parent := 0
+	for i, config := range configs {
+		name := fmt.Sprint("v", i)
+		require.NoError(b, host.Add("veth", name, 0))
+		link, err := host.ByName(name)
+		require.NoError(b, err)
+		parent = link.Attrs().ParentIndex
+		alias := "device " + name
+		require.NoError(b, host.Change(link.Attrs().Index, rtlink.Change{Alias: &alias}))
+		require.NoError(b, host.Change(parent, rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP}))
+		link, err = host.ByName(name)
+		require.NoError(b, err)
+		uid := kubetypes.UID("pod-" + name)
+		rows = append(rows, &tables.DRAAllocation{
+			DeviceName: name, Manager: types.DeviceManagerTypeSRIOV, Pool: "pool", PodUID: uid, ClaimUID: kubetypes.UID("claim-" + name),
+			ClaimNamespace: "default", ClaimName: "claim-" + name, PodName: "pod-" + name, Request: "net", Config: config,
+			PreparedDevice: lent{name: name, id: nic.Identity{Kind: "veth", Index: link.Attrs().Index, Alias: alias}, host: nic.Read(link)},
+		})
+		l.pods = append(l.pods, &api.PodSandbox{
+			Id: "sandbox-" + name, Uid: string(uid), Name: "pod-" + name, Namespace: "default",
+			Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: testenv.NetNS(b)}}},
+		})
+	}
 	db := statedb.New()
 	table, err := tables.NewAllocationTable(db)
 	require.NoError(b, err)
 	outside, err := attachments.NewOutside(podnet.New(log, podnet.Config{HostNetNS: hostPath}), podnet.NewAnnouncer(log), silent{})
 	require.NoError(b, err)
 	outside.Gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: b.TempDir(), Driver: "networkdriver.cilium.io"})
-	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, link.Attrs().ParentIndex}}
+	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, parent}}
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
 	require.NoError(b, err)
 	room := attachments.New(log, db, table, outside, metrics)
-	require.NoError(b, room.Restore([]*tables.DRAAllocation{{
-		DeviceName: "v0", Manager: types.DeviceManagerTypeSRIOV, Pool: "pool", PodUID: kubetypes.UID("pod"), ClaimUID: "claim",
-		ClaimNamespace: "default", ClaimName: "claim", PodName: "pod", Request: "net", Config: types.DeviceConfig{PodIfName: "net1"},
-		PreparedDevice: lent{name: "v0", id: nic.Identity{Kind: "veth", Index: link.Attrs().Index, Alias: alias}, host: nic.Read(link)},
-	}}))
-	hooks := NewHooks(room, log)
-	pod := &api.PodSandbox{
-		Id: "sandbox", Uid: "pod", Name: "pod", Namespace: "default",
-		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: podPath}}},
+	require.NoError(b, room.Restore(rows))
+	l.hooks = NewHooks(room, log)
+	return l
+}
+
+// times are what the runtime waits for at the start and at the end of a pod, and what a look at the running pod takes.
+type times struct{ run, stop, ensure time.Duration }
+
+// use has the pod start, looks after it once, and has it end.
+func (l *lending) use(b *testing.B, pod *api.PodSandbox, sum *times) {
+	start := time.Now()
+	if err := l.hooks.RunPodSandbox(b.Context(), pod); err != nil {
+		b.Fatal(err)
 	}
-	var run, stop time.Duration
+	ran := time.Now()
+	l.hooks.Ensure(b.Context())
+	ensured := time.Now()
+	if err := l.hooks.StopPodSandbox(b.Context(), pod); err != nil {
+		b.Fatal(err)
+	}
+	sum.run, sum.ensure, sum.stop = sum.run+ran.Sub(start), sum.ensure+ensured.Sub(ran), sum.stop+time.Since(ensured)
+}
+
+func (t times) report(b *testing.B, suffix string) {
+	b.ReportMetric(float64(t.run.Nanoseconds())/float64(b.N), "run"+suffix+"-ns/op")
+	b.ReportMetric(float64(t.ensure.Nanoseconds())/float64(b.N), "ensure"+suffix+"-ns/op")
+	b.ReportMetric(float64(t.stop.Nanoseconds())/float64(b.N), "stop"+suffix+"-ns/op")
+}
+
+// BenchmarkHooks is what the runtime waits for at the start and at the end of a pod with one device: the device is checked,
+// moved and noted, and the claim's CDI file written and removed. Most of it is the kernel's moving of the link.
+func BenchmarkHooks(b *testing.B) {
+	l := lend(b, types.DeviceConfig{PodIfName: "net1"})
+	var sum times
 	for b.Loop() {
-		start := time.Now()
-		if err := hooks.RunPodSandbox(b.Context(), pod); err != nil {
-			b.Fatal(err)
-		}
-		half := time.Now()
-		if err := hooks.StopPodSandbox(b.Context(), pod); err != nil {
-			b.Fatal(err)
-		}
-		run, stop = run+half.Sub(start), stop+time.Since(half)
+		l.use(b, l.pods[0], &sum)
 	}
-	home, err := host.ByName("v0")
+	home, err := l.host.ByName("v0")
 	require.NoError(b, err)
 	require.NotNil(b, home, "the device is home")
-	b.ReportMetric(float64(run.Nanoseconds())/float64(b.N), "run-ns/op")
-	b.ReportMetric(float64(stop.Nanoseconds())/float64(b.N), "stop-ns/op")
+	sum.report(b, "")
+}
+
+// BenchmarkHooksOfNetwork is the same for a pod whose device joins a network, with two addresses, four routes, two rules and
+// settings of the interface, each time followed by a pod without. One run gives both times and their ratios.
+func BenchmarkHooksOfNetwork(b *testing.B) {
+	route := func(to, via string) types.Route {
+		return types.Route{To: netip.MustParsePrefix(to), Via: netip.MustParseAddr(via)}
+	}
+	l := lend(b, types.DeviceConfig{PodIfName: "net1", Network: "storage", Joined: &types.Network{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")},
+		Routes: []types.Route{
+			route("10.0.0.0/8", "192.0.2.1"), route("0.0.0.0/0", "192.0.2.2"), route("2001:db8:1::/48", "2001:db8::1"), route("::/0", "2001:db8::1"),
+		},
+		PolicyRouting: true,
+		Interface: types.InterfaceSettings{
+			ARPIgnore: ptr.To(1), ARPAnnounce: ptr.To(2), RPFilter: ptr.To(2), Forwarding: ptr.To(false), AcceptRA: ptr.To(0),
+		},
+	}}, types.DeviceConfig{PodIfName: "net1"})
+	var with, without times
+	for b.Loop() {
+		l.use(b, l.pods[0], &with)
+		l.use(b, l.pods[1], &without)
+	}
+	with.report(b, "")
+	without.report(b, "-without")
+	b.ReportMetric(float64(with.run)/float64(without.run), "run-ratio")
+	b.ReportMetric(float64(with.ensure)/float64(without.ensure), "ensure-ratio")
+	b.ReportMetric(float64(with.stop)/float64(without.stop), "stop-ratio")
 }

@@ -244,3 +244,35 @@ func TestAddressesWithoutIPv6(t *testing.T) {
 	require.Empty(t, f.pod.names())
 	require.Empty(t, f.pod.rules())
 }
+
+// TestAddressesByHand gives a link what a claim says of itself, and takes it all back when something of it cannot be done.
+func TestAddressesByHand(t *testing.T) {
+	f := setup(t)
+	dev := f.host.addLink("v0")
+	require.NoError(t, f.host.LinkSetUp(f.host.link(dev.peer)))
+	config, err := types.ParseDeviceConfig([]byte(`{"podIfName": "net1", "addresses": ["192.0.2.10/24", "192.0.2.11/24", "2001:db8::10/64"], "routes": [
+		{"to": "10.0.0.0/8", "via": "192.0.2.1", "metric": 7}, {"to": "2001:db8:1::/48", "via": "fe80::1"}]}`))
+	require.NoError(t, err)
+	require.NoError(t, config.Check())
+	att, err := f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"192.0.2.10/24", "192.0.2.11/24", "2001:db8::10/64"}, att.IPs)
+	index := f.pod.link("net1").Attrs().Index
+	want := []string{"10.0.0.0/8 via 192.0.2.1", "192.0.2.0/24", "2001:db8:1::/48 via fe80::1", "2001:db8::/64"}
+	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
+	require.Equal(t, "0", f.pod.sysctl("ipv6/conf/net1/accept_ra"), "no router of the wire may add to it")
+	require.NoError(t, f.pod.AddrDel(f.pod.link("net1"), &netlink.Addr{IPNet: netipx.PrefixIPNet(config.Addresses[2].Prefix())}))
+	again, err := f.Attach(f.ctx, f.pod.path, dev, config)
+	require.NoError(t, err)
+	require.ElementsMatch(t, att.IPs, again.IPs, "what an agent that ended did not come to")
+	require.Equal(t, want, f.pod.routesOf(index, unix.RT_TABLE_MAIN))
+
+	second := f.host.addLink("v1")
+	require.NoError(t, f.host.LinkSetUp(f.host.link(second.peer)))
+	config.PodIfName, config.Addresses = "net2", config.Addresses[1:2]
+	_, err = f.Attach(f.ctx, f.pod.path, second, config)
+	require.ErrorContains(t, err, "route to 10.0.0.0/8: the pod has one already")
+	f.host.requireHome(second)
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	f.host.requireHome(dev)
+}

@@ -52,9 +52,10 @@ func NewAnnouncer(log *slog.Logger) *Announcer {
 	return &Announcer{log: log, queue: make(chan *announcement, maxAnnouncements)}
 }
 
-// Announce has the addresses announced that the attached link got from a network. It does not wait.
+// Announce has the addresses announced that the attached link got. It does not wait.
 func (a *Announcer) Announce(attachment *types.Attachment, config types.DeviceConfig) {
-	if config.Joined == nil || len(config.Joined.Addresses) == 0 {
+	n := config.InPod()
+	if n == nil || len(n.Addresses) == 0 {
 		return
 	}
 	mac, err := net.ParseMAC(attachment.MAC)
@@ -62,7 +63,7 @@ func (a *Announcer) Announce(attachment *types.Attachment, config types.DeviceCo
 		return // a link without Ethernet has no such neighbours
 	}
 	select {
-	case a.queue <- &announcement{netns: attachment.NetNS, index: attachment.IfIndex, mac: mac, addrs: config.Joined.Addresses, since: time.Now()}:
+	case a.queue <- &announcement{netns: attachment.NetNS, index: attachment.IfIndex, mac: mac, addrs: n.Addresses, since: time.Now()}:
 	default:
 		a.log.Warn("Too many links wait for their addresses to be announced, one is left out", "interface", attachment.IfName)
 	}

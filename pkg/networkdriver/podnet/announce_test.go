@@ -42,12 +42,13 @@ func TestAnnounce(t *testing.T) {
 	for _, a := range []string{"192.0.2.99/24", "2001:db8::99/64"} {
 		require.NoError(t, f.host.AddrAdd(peer, &netlink.Addr{IPNet: netipx.PrefixIPNet(netip.MustParsePrefix(a))}))
 	}
-	config := withAddresses(false)
+	config, err := types.ParseDeviceConfig([]byte(`{"podIfName": "net1", "addresses": ["192.0.2.10/24", "2001:db8::10/64"]}`))
+	require.NoError(t, err)
 	att, err := f.Attach(f.ctx, f.pod.path, dev, config)
 	require.NoError(t, err)
 	stale := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	makeStale := func() {
-		for _, a := range config.Joined.Addresses {
+		for _, a := range config.InPod().Addresses {
 			require.NoError(t, f.host.NeighSet(&netlink.Neigh{LinkIndex: index, IP: a.Addr().AsSlice(), HardwareAddr: stale, State: netlink.NUD_STALE}))
 		}
 	}
@@ -60,7 +61,7 @@ func TestAnnounce(t *testing.T) {
 	a.Announce(att, types.DeviceConfig{})
 	a.Announce(att, config)
 	for range len(announceAfter) {
-		for _, addr := range config.Joined.Addresses {
+		for _, addr := range config.InPod().Addresses {
 			require.Eventually(t, func() bool { return f.host.neighbour(index, addr.Addr().String()) == att.MAC }, 10*time.Second, 10*time.Millisecond, "%s", addr)
 		}
 		makeStale()
@@ -73,7 +74,7 @@ func TestAnnounce(t *testing.T) {
 	a.Announce(&gone, config)
 	cancel()
 	require.NoError(t, <-done)
-	require.Empty(t, a.send([]*announcement{{netns: "/no/such/path"}, {netns: f.pod.path, index: att.IfIndex, mac: stale, addrs: config.Joined.Addresses}}))
+	require.Empty(t, a.send([]*announcement{{netns: "/no/such/path"}, {netns: f.pod.path, index: att.IfIndex, mac: stale, addrs: config.InPod().Addresses}}))
 }
 
 // TestSendAnnouncement is what takes a capability that nothing else does.
@@ -86,5 +87,5 @@ func TestSendAnnouncement(t *testing.T) {
 	require.NoError(t, err)
 	mac, err := net.ParseMAC(att.MAC)
 	require.NoError(t, err)
-	require.NoError(t, (&announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: config.Joined.Addresses}).send())
+	require.NoError(t, (&announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: config.InPod().Addresses}).send())
 }

@@ -209,6 +209,15 @@ func setup(tb testing.TB) *fixture {
 	return f
 }
 
+// Attach moves the link that the device has now.
+func (f *fixture) Attach(ctx context.Context, netns string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+	index, err := f.HostIndex(ctx, dev)
+	if err != nil {
+		return nil, err
+	}
+	return f.Mover.Attach(ctx, netns, dev, index, config)
+}
+
 func mac(tb testing.TB, s string) net.HardwareAddr {
 	tb.Helper()
 	m, err := net.ParseMAC(s)

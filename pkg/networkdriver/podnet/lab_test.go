@@ -86,6 +86,33 @@ func TestLabVFInAndOut(t *testing.T) {
 	}
 }
 
+// A VF that was made anew is not moved in the place of the former one.
+func TestLabVFMadeAnew(t *testing.T) {
+	f, devs := labVFs(t)
+	dev := devs[0]
+	former, err := f.HostIndex(f.ctx, dev)
+	require.NoError(t, err)
+	numVFs := filepath.Join("/sys/class/net", testenv.LabPF(t), "device/sriov_numvfs")
+	count, err := os.ReadFile(numVFs)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(numVFs, []byte("0"), 0o644))
+	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
+	require.ErrorIs(t, err, ErrLinkGone)
+	require.NoError(t, os.WriteFile(numVFs, count, 0o644))
+	require.Eventually(t, func() bool {
+		link, err := f.host.LinkByName(dev.host.Name)
+		return err == nil && dev.id.Matches(link)
+	}, wait, poll, "the VF gets no link")
+	dev = f.host.prepared(dev, dev.host.Name)
+	_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
+	require.ErrorIs(t, err, ErrAnotherLink)
+	require.Empty(t, f.pod.names())
+	_, err = f.Attach(f.ctx, f.pod.path, dev, types.DeviceConfig{PodIfName: "net1"})
+	require.NoError(t, err)
+	require.NoError(t, f.Detach(f.ctx, f.pod.path, dev))
+	f.host.requireHome(dev)
+}
+
 func TestLabVFOfADeadNamespace(t *testing.T) {
 	f, devs := labVFs(t)
 	// One comes back under the name it had in the pod, one whose name is taken on the host as devN.

@@ -18,6 +18,8 @@ type home struct {
 	device string // for people
 	id     nic.Identity
 	want   nic.State
+	// index is the one that the link had when it left, 0 if that does not matter.
+	index int
 }
 
 // debt is a home that a link could not be given in full. A settled one is kept, because the device may have been set up

@@ -35,6 +35,10 @@ var (
 	// device's link is in another namespace, from where [Mover.Detach] fetches it.
 	ErrLinkGone = errors.New("its link is neither on the host nor in the pod's network namespace")
 
+	// ErrAnotherLink is returned by [Mover.Attach] when the device's link is not the one that was asked for: the device was
+	// made anew, or bound to its driver again. What was found of the former link need not hold of this one.
+	ErrAnotherLink = errors.New("its link is another one than a moment ago")
+
 	// ErrHostNamespace is returned when a pod's network namespace turns out to be the host's own.
 	ErrHostNamespace = errors.New("is the host's own network namespace, which devices are not moved into")
 
@@ -88,23 +92,43 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
 
+// HostIndex returns the index of the device's link on the host, 0 if it is not there. The kernel gives it to no other link in the
+// life of the node.
+func (m *Mover) HostIndex(ctx context.Context, dev types.Device) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	host, err := m.openHost()
+	if err != nil {
+		return 0, err
+	}
+	defer host.Close()
+	link, err := host.Find(dev.Link(), nil)
+	if err != nil || link == nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
 // Attach moves the device's link from the host into the network namespace at netnsPath, gives it the configuration's name
 // (empty: the name it has) and MTU, and brings it up. A link that is there already gets name and state, so that Attach can be
 // repeated; its MTU is the pod's own matter then. The
 // caller fills in the attachment's SandboxID.
 //
+// Of a NIC of hardware it moves the link with the index index, as [Mover.HostIndex] told it, and no other.
+//
 // An alternative name of the link that the pod cannot have is removed; [Mover.Detach] puts it back. When Attach fails
 // the link is back on the host with its name, MTU, MAC, alternative names and state. The error is or wraps
-// [*NameTakenError], [ErrLinkGone], [ErrHostNamespace] or the kernel's answer.
-func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
-	att, err := m.attach(ctx, netnsPath, dev, config)
+// [*NameTakenError], [ErrLinkGone], [ErrAnotherLink], [ErrHostNamespace] or the kernel's answer.
+func (m *Mover) Attach(ctx context.Context, netnsPath string, dev types.Device, index int, config types.DeviceConfig) (*types.Attachment, error) {
+	att, err := m.attach(ctx, netnsPath, dev, index, config)
 	if err != nil {
 		return nil, fmt.Errorf("attach device %s: %w", dev.IfName(), err)
 	}
 	return att, nil
 }
 
-func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, config types.DeviceConfig) (*types.Attachment, error) {
+func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, index int, config types.DeviceConfig) (*types.Attachment, error) {
 	podIfName := config.PodIfName
 	id := dev.Link()
 	if id.IsZero() {
@@ -136,6 +160,9 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if link == nil {
 		return m.settle(pod, dev, config)
 	}
+	if id.Physical() && link.Attrs().Index != index {
+		return nil, ErrAnotherLink
+	}
 	name := podIfName
 	if name == "" {
 		name = link.Attrs().Name
@@ -151,7 +178,8 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	if err == nil {
 		return att, nil
 	}
-	if undoErr := m.undo(host, pod, before, config.Joined); undoErr != nil {
+	before.index = link.Attrs().Index
+	if undoErr := m.undo(host, pod, before, config.InPod()); undoErr != nil {
 		return nil, fmt.Errorf("%w; giving it back failed too: %w", err, undoErr)
 	}
 	return nil, err
@@ -170,10 +198,11 @@ func (m *Mover) arrive(host, pod *nic.Place, link netlink.Link, name string, con
 	if err != nil {
 		return nil, err
 	}
-	if config.Joined == nil {
+	n := config.InPod()
+	if n == nil {
 		return attachment(pod.NS.Path, link, nil), nil
 	}
-	if err := m.bringUp(pod, link, config.Joined, false); err != nil {
+	if err := m.bringUp(pod, link, n, false); err != nil {
 		return nil, err
 	}
 	return m.described(pod, link)
@@ -214,7 +243,7 @@ func (m *Mover) moveIn(host, pod *nic.Place, link netlink.Link, name string, con
 			"interface", attrs.Name, "error", err)
 	}
 	into := rtlink.Change{To: pod.NS, MTU: config.MTU(), Name: name, Flags: unix.IFF_UP, Mask: unix.IFF_UP}
-	if config.Joined != nil {
+	if config.InPod() != nil {
 		into.Flags = 0
 	}
 	crashpoint.Here(crashpoint.AttachBefore)
@@ -243,7 +272,7 @@ func (m *Mover) undo(host, pod *nic.Place, to home, n *types.Network) error {
 	return errors.Join(m.takeBack(host, pod, to), removeRules(pod, n))
 }
 
-// takeBack brings home a link that is in the pod or on its way there.
+// takeBack brings home a link that is in the pod or on its way there. One that has taken its place meanwhile is left as it is.
 func (m *Mover) takeBack(host, pod *nic.Place, to home) error {
 	link, err := pod.Find(to.id, nil)
 	if err != nil {
@@ -253,6 +282,9 @@ func (m *Mover) takeBack(host, pod *nic.Place, to home) error {
 		link, err = host.BringHome(pod, link, to.id, to.want)
 	} else {
 		link, err = host.Find(to.id, nil)
+		if link != nil && to.id.Physical() && to.index != 0 && link.Attrs().Index != to.index {
+			return ErrAnotherLink
+		}
 	}
 	if err != nil {
 		return err
@@ -295,8 +327,8 @@ func (m *Mover) settle(pod *nic.Place, dev types.Device, config types.DeviceConf
 			return nil, fmt.Errorf("name link %q and bring it up in %s: %w", attrs.Name, pod.NS.Path, err)
 		}
 	}
-	if config.Joined != nil {
-		if err := m.bringUp(pod, link, config.Joined, true); err != nil {
+	if n := config.InPod(); n != nil {
+		if err := m.bringUp(pod, link, n, true); err != nil {
 			return nil, err
 		}
 	}
@@ -350,7 +382,7 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 // Tidy removes from a network namespace that lives on what a link of the configuration has not taken with it when it left. A path
 // that is empty, or of a namespace that is gone, is no error.
 func (m *Mover) Tidy(netnsPath string, config types.DeviceConfig) error {
-	n := config.Joined
+	n := config.InPod()
 	if netnsPath == "" || n == nil || !n.PolicyRouting {
 		return nil
 	}

@@ -84,6 +84,23 @@ func TestAttachWithoutNameKeepsTheHosts(t *testing.T) {
 	f.host.requireHome(other)
 }
 
+// Of hardware the very link is moved that was asked for. lo is the one link without a kind that every namespace has.
+func TestAttachRefusesAnotherLink(t *testing.T) {
+	f := setup(t)
+	dev := device{name: "nic", id: nic.Identity{Index: 1}, host: nic.Read(f.host.link("lo"))}
+	index, err := f.HostIndex(f.ctx, dev)
+	require.NoError(t, err)
+	require.Equal(t, 1, index)
+	for _, former := range []int{0, 7} {
+		_, err = f.Mover.Attach(f.ctx, f.pod.path, dev, former, types.DeviceConfig{PodIfName: "net1"})
+		require.ErrorIs(t, err, ErrAnotherLink)
+	}
+	require.Empty(t, f.requests.changes())
+	index, err = f.HostIndex(f.ctx, device{name: "gone", id: nic.Identity{Index: 9}})
+	require.NoError(t, err)
+	require.Zero(t, index)
+}
+
 func TestAttachRefusesTheHostsNamespace(t *testing.T) {
 	f := setup(t)
 	dev := f.host.addLink("v0")

@@ -37,6 +37,16 @@ func (c Conflict) Key() string {
 	return fmt.Sprintf("%s %t %s %s", c.Device, c.Prepared, c.Pool, strings.Join(c.Pools, ","))
 }
 
+// Of is the pool that [Assign] assigns the device to, given the allocations of this device; empty for none.
+func Of(device *tables.DRADevice, allocations iter.Seq[*tables.DRAAllocation],
+	configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) string {
+	assignment, _ := Assign(slices.Values([]*tables.DRADevice{device}), allocations, configs)
+	for pool := range assignment {
+		return pool
+	}
+	return ""
+}
+
 // Assign assigns each device to at most one pool. A prepared device stays in the pool it was allotted from, whatever
 // the configuration says meanwhile; it is in none if its allocations name more than one. Any other device goes to the
 // alphabetically first pool whose filter it passes. A pool without a filter takes nothing, an empty filter everything.

@@ -133,27 +133,41 @@ func TestAssign(t *testing.T) {
 	}
 }
 
+// A device is where it is published, which the filters decide only until it is prepared.
+func TestOf(t *testing.T) {
+	configs := []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
+		pool("b", &v2alpha1.CiliumNetworkDriverDeviceFilter{}), pool("a", &v2alpha1.CiliumNetworkDriverDeviceFilter{IfNames: []string{"dummy0"}}),
+	}
+	one, two := rows(dummy("dummy0"))[0], rows(dummy("dummy1"))[0]
+	none := slices.Values([]*tables.DRAAllocation(nil))
+	assert.Equal(t, "a", Of(one, none, configs))
+	assert.Equal(t, "b", Of(two, none, configs))
+	assert.Empty(t, Of(one, none, nil))
+	assert.Equal(t, "gone", Of(one, slices.Values([]*tables.DRAAllocation{{DeviceName: "dummy0", Pool: "gone"}}), configs))
+}
+
 func TestSlicesSplit(t *testing.T) {
 	var devs []*inventorytest.Device
 	for i := range 300 {
 		devs = append(devs, dummy(fmt.Sprintf("dummy%03d", i)))
 	}
-	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(devs...)})
+	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(devs...)}, nil)
 	assert.Empty(t, omissions)
 	require.Len(t, resources.Pools, 1)
 	got := resources.Pools["worker-node-1/fast-net"].Slices
-	require.Len(t, got, 3)
-	assert.Len(t, got[0].Devices, 128)
-	assert.Len(t, got[1].Devices, 128)
-	assert.Len(t, got[2].Devices, 44)
+	require.Len(t, got, 5)
+	for _, slice := range got[:4] {
+		assert.Len(t, slice.Devices, 64)
+	}
+	assert.Len(t, got[4].Devices, 44)
 	assert.Equal(t, "dummy000", got[0].Devices[0].Name)
-	assert.Equal(t, "dummy299", got[2].Devices[43].Name)
+	assert.Equal(t, "dummy299", got[4].Devices[43].Name)
 	assert.Equal(t, map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pool":          {StringValue: ptr.To("fast-net")},
 		"deviceManager": {StringValue: ptr.To("dummy")},
 	}, got[0].Devices[0].Attributes)
 
-	resources, _ = NewDescriber(testNode).Slices(Assignment{})
+	resources, _ = NewDescriber(testNode).Slices(Assignment{}, nil)
 	assert.Empty(t, resources.Pools, "a pool without devices is not published")
 }
 
@@ -179,7 +193,7 @@ func TestSlicesAttributes(t *testing.T) {
 	for _, tt := range tests {
 		bad.Attributes[tt.name] = tt.value
 	}
-	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(bad, good)})
+	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(bad, good)}, nil)
 	reasons := map[resourceapi.QualifiedName]string{}
 	for _, o := range omissions {
 		assert.Equal(t, "dummy0", o.Device)
@@ -203,10 +217,42 @@ func TestSlicesAttributes(t *testing.T) {
 	}
 }
 
+func TestSlicesPoolAttributes(t *testing.T) {
+	str := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+	vf, other := dummy("dummy0"), dummy("dummy1")
+	vf.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"mtu": {IntValue: ptr.To[int64](1500)}, "k8s.cni.cncf.io/deviceID": str("0000:03:00.1"),
+	}
+	assignment := Assignment{"rail3": rows(vf), "plain": rows(other)}
+	d := NewDescriber(testNode)
+	published := func(own map[string]Attributes, pool string) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+		resources, omissions := d.Slices(assignment, own)
+		assert.Empty(t, omissions)
+		return resources.Pools[Name(testNode, pool)].Slices[0].Devices[0].Attributes
+	}
+	own := AttributesOf([]v2alpha1.CiliumNetworkDriverDevicePoolConfig{
+		{PoolName: "plain"},
+		{PoolName: "rail3", Attributes: Attributes{"example.com/rail": "3", "rack": "r12", "mtu": "is the device's"}},
+	})
+	assert.Equal(t, map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"pool": str("rail3"), "deviceManager": str("dummy"), "mtu": {IntValue: ptr.To[int64](1500)},
+		"k8s.cni.cncf.io/deviceID": str("0000:03:00.1"), "k8s.cni.cncf.io/resourceName": str("rail3"),
+		"example.com/rail": str("3"), "rack": str("r12"),
+	}, published(own, "rail3"))
+	assert.Equal(t, map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"pool": str("plain"), "deviceManager": str("dummy")},
+		published(own, "plain"))
+
+	own["rail3"] = Attributes{"rack": "r13"}
+	changed := published(own, "rail3")
+	assert.Equal(t, str("r13"), changed["rack"], "the same row with another attribute")
+	assert.NotContains(t, changed, resourceapi.QualifiedName("example.com/rail"))
+	assert.NotContains(t, published(nil, "rail3"), resourceapi.QualifiedName("rack"))
+}
+
 func TestSlicesFollowTheRow(t *testing.T) {
 	d := NewDescriber(testNode)
 	attr := func(a Assignment, pool string, name resourceapi.QualifiedName) resourceapi.DeviceAttribute {
-		resources, _ := d.Slices(a)
+		resources, _ := d.Slices(a, nil)
 		return resources.Pools[Name(testNode, pool)].Slices[0].Devices[0].Attributes[name]
 	}
 	dev := dummy("dummy0")
@@ -231,13 +277,13 @@ func TestSlicesBadPool(t *testing.T) {
 		resources, omissions := NewDescriber(testNode).Slices(Assignment{
 			pool:       rows(dummy("dummy0")),
 			"fast-net": rows(dummy("dummy1")),
-		})
+		}, nil)
 		require.Len(t, omissions, 1, pool)
 		assert.Contains(t, omissions[0].Reason, want)
 		assert.Empty(t, omissions[0].Device)
 		assert.Len(t, resources.Pools, 1, "a bad pool hides no other")
 	}
-	_, omissions := NewDescriber(strings.Repeat("n", 200)).Slices(Assignment{strings.Repeat("p", 60): rows(dummy("dummy0"))})
+	_, omissions := NewDescriber(strings.Repeat("n", 200)).Slices(Assignment{strings.Repeat("p", 60): rows(dummy("dummy0"))}, nil)
 	require.Len(t, omissions, 1)
 	assert.Contains(t, omissions[0].Reason, "longer than 253")
 }
@@ -259,7 +305,7 @@ func BenchmarkBuild(b *testing.B) {
 	}
 	build := func(b *testing.B, d *Describer) {
 		assignment, _ := Assign(slices.Values(inventory), slices.Values(allocations), configs)
-		if resources, _ := d.Slices(assignment); len(resources.Pools["worker-node-1/sriov-pool"].Slices) != 32 {
+		if resources, _ := d.Slices(assignment, nil); len(resources.Pools["worker-node-1/sriov-pool"].Slices) != 64 {
 			b.Fatal("not built")
 		}
 	}

@@ -6,6 +6,7 @@ package pools
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -22,7 +24,27 @@ const (
 	AttributePool resourceapi.QualifiedName = "pool"
 	// AttributeDeviceManager is the device manager's name.
 	AttributeDeviceManager resourceapi.QualifiedName = "deviceManager"
+	// AttributeMultusResourceName is the pool's name once more, for devices that Multus can hand on: it compares it with the
+	// annotation k8s.v1.cni.cncf.io/resourceName of a NetworkAttachmentDefinition.
+	AttributeMultusResourceName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
 )
+
+// maxSliceDevices is how many devices a slice may have where one of them has a taint.
+const maxSliceDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// Attributes are what the administrator gives the devices of a pool.
+type Attributes = map[string]v2alpha1.PoolAttribute
+
+// AttributesOf returns the attributes of each pool that has any.
+func AttributesOf(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) map[string]Attributes {
+	attributes := map[string]Attributes{}
+	for _, c := range configs {
+		if len(c.Attributes) > 0 {
+			attributes[c.PoolName] = c.Attributes
+		}
+	}
+	return attributes
+}
 
 // Name is the name of a node's pool in ResourceSlices. The scheduler tells devices apart by driver, pool and device,
 // and identical servers have devices of identical names: the node makes the three unique in the cluster.
@@ -55,6 +77,7 @@ type Describer struct {
 
 type description struct {
 	pool      string
+	own       Attributes
 	device    resourceapi.Device
 	omissions []Omission
 }
@@ -62,12 +85,12 @@ type description struct {
 // NewDescriber returns a describer for the driver's pools on the node.
 func NewDescriber(node string) *Describer { return &Describer{node: node} }
 
-// Slices describes the assigned devices. Each pool is split into slices of at most 128 devices, in the order of their
-// names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
+// Slices describes the assigned devices, with the attributes that their pools give them. Each pool is split into slices of at
+// most 64 devices, in the order of their names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
 // no slice. The result shares memory with later ones and must not be changed.
 //
 // The API server refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
-func (d *Describer) Slices(assignment Assignment) (resourceslice.DriverResources, []Omission) {
+func (d *Describer) Slices(assignment Assignment, own map[string]Attributes) (resourceslice.DriverResources, []Omission) {
 	resources := resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool, len(assignment))}
 	known := make(map[*tables.DRADevice]description, len(d.known))
 	var omissions []Omission
@@ -79,16 +102,16 @@ func (d *Describer) Slices(assignment Assignment) (resourceslice.DriverResources
 		devices := make([]resourceapi.Device, 0, len(rows))
 		for _, row := range rows {
 			described, ok := d.known[row]
-			if !ok || described.pool != pool {
-				attrs, omitted := attributes(pool, row)
-				described = description{pool, resourceapi.Device{Name: row.Name, Attributes: attrs}, omitted}
+			if !ok || described.pool != pool || !maps.Equal(described.own, own[pool]) {
+				attrs, omitted := attributes(pool, own[pool], row)
+				described = description{pool, own[pool], resourceapi.Device{Name: row.Name, Attributes: attrs}, omitted}
 			}
 			known[row] = described
 			devices = append(devices, described.device)
 			omissions = append(omissions, described.omissions...)
 		}
 		var split []resourceslice.Slice
-		for chunk := range slices.Chunk(devices, resourceapi.ResourceSliceMaxDevices) {
+		for chunk := range slices.Chunk(devices, maxSliceDevices) {
 			split = append(split, resourceslice.Slice{Devices: chunk})
 		}
 		resources.Pools[Name(d.node, pool)] = resourceslice.Pool{Slices: split}

@@ -57,7 +57,7 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	}
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
-	want := d.settingsFor(cfg)
+	want := d.expected(d.settingsFor(cfg))
 	if trust := want.Rights.Trust; trust != nil && *trust {
 		want.MAC = "" // a program that the PF trusts may take another one
 	}

@@ -44,6 +44,8 @@ type Device struct {
 	IOMMUGroup *int64 `json:"iommuGroup,omitempty"`
 	// NUMANode is nil if the device is near to no node in particular.
 	NUMANode *int64 `json:"numaNode,omitempty"`
+	// Rates are what the PF has made of the rates that a claim asks for, where that is something else; nil where it is not.
+	Rates *Rates `json:"rates,omitempty"`
 	// Original is what the device was like before Setup; nil for a device that is not prepared.
 	Original *Original `json:"original,omitempty"`
 
@@ -70,6 +72,12 @@ type Original struct {
 	Settings nic.Settings `json:"-"`
 }
 
+// Rates are the rates that a PF holds a VF to, in Mbit/s, 0 for none.
+type Rates struct {
+	MinTx int `json:"minTx,omitempty"`
+	MaxTx int `json:"maxTx,omitempty"`
+}
+
 var _ types.Device = (*Device)(nil)
 
 // IfName implements [types.Device]: the PCI address as a DNS label, such as 0000-03-00-1.
@@ -88,13 +96,14 @@ const maxAttributeLen = 64
 func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 13)
 	for name, value := range map[resourceapi.QualifiedName]string{
-		"ifName":       d.IfName(),
-		"kernelIfName": d.KernelIfaceName,
-		"mac":          d.MAC,
-		"pfName":       d.PFName,
-		"vendor":       d.Vendor,
-		"deviceID":     d.DeviceID,
-		"driver":       d.Driver,
+		"ifName":                      d.IfName(),
+		"kernelIfName":                d.KernelIfaceName,
+		"mac":                         d.MAC,
+		"pfName":                      d.PFName,
+		"vendor":                      d.Vendor,
+		"deviceID":                    d.DeviceID,
+		"driver":                      d.Driver,
+		types.AttributeMultusDeviceID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIBusID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIeRoot: d.PCIeRoot,
 	} {
@@ -185,6 +194,9 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if !d.hasLink() && cfg.MTU() != 0 {
 		return fmt.Errorf("mtu: %s has no interface that could have one, it is bound to the driver %s", d.IfName(), d.Driver)
 	}
+	if !d.hasLink() && cfg.Joined == nil && cfg.InPod() != nil {
+		return fmt.Errorf("addresses and routes: %s has no interface that could have them, it is bound to the driver %s", d.IfName(), d.Driver)
+	}
 	if cfg.PodIfName == "" {
 		return nil
 	}
@@ -267,7 +279,7 @@ func (d *Device) Merge(prepared types.Device) types.Device {
 		return d
 	}
 	merged := *p
-	merged.Original = nil
+	merged.Original, merged.Rates = nil, nil
 	merged.manager = d.manager
 	return &merged
 }

@@ -223,6 +223,8 @@ type fakeKernel struct {
 	setVLAN      func(pfIndex, vf int, s VFSettings) error
 	setMAC       func(mac string) error
 	refuseRights func(what string) error
+	// round is what the PF makes of a rate.
+	round func(mbits int) int
 	// reads counts the looks at a PF's record, scans those at the node's own network.
 	reads, scans int
 	// changes are the VLANs and addresses that were set.
@@ -339,7 +341,12 @@ func (k *fakeKernel) SetVFLinkState(pfIndex, vf int, state string) error {
 }
 
 func (k *fakeKernel) SetVFRates(pfIndex, vf, minTx, maxTx int) error {
-	return k.setRight(pfIndex, vf, fmt.Sprintf("rates %d %d", minTx, maxTx), func(r *types.VFRights) { r.MinTxRate, r.MaxTxRate = &minTx, &maxTx })
+	return k.setRight(pfIndex, vf, fmt.Sprintf("rates %d %d", minTx, maxTx), func(r *types.VFRights) {
+		if k.round != nil {
+			minTx, maxTx = k.round(minTx), k.round(maxTx)
+		}
+		r.MinTxRate, r.MaxTxRate = &minTx, &maxTx
+	})
 }
 
 func (k *fakeKernel) SetVFMAC(pfIndex, vf int, mac string) error {

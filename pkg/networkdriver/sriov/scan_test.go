@@ -6,6 +6,7 @@ package sriov
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,7 +54,7 @@ func TestScanAttributes(t *testing.T) {
 	require.Equal(t, map[string]any{
 		"ifName": "0000-03-10-0", "kernelIfName": "ens1f0v0", "mtu": int64(1500), "mac": "02:00:00:00:00:03",
 		"pfName": "ens1f0", "vfID": int64(0), "vendor": "0x8086", "deviceID": "0x10ca", "driver": "igbvf",
-		"resource.kubernetes.io/pciBusID": "0000:03:10.0", "resource.kubernetes.io/pcieRoot": "pci0000:00",
+		"k8s.cni.cncf.io/deviceID": "0000:03:10.0", "resource.kubernetes.io/pciBusID": "0000:03:10.0", "resource.kubernetes.io/pcieRoot": "pci0000:00",
 	}, plainAttrs(devices["0000-03-10-0"].Attrs()), "an unknown NUMA node is left out")
 	attrs := plainAttrs(devices["0000-03-10-2"].Attrs())
 	require.Equal(t, int64(1), attrs["resource.kubernetes.io/numaNode"])
@@ -217,6 +218,9 @@ func TestValidate(t *testing.T) {
 	require.ErrorContains(t, kernelVF.Validate(types.DeviceConfig{Vlan: vlan(-1)}), "vlan: -1")
 	require.ErrorContains(t, kernelVF.Validate(types.DeviceConfig{PodIfName: "a/b"}), "podIfName")
 	require.ErrorContains(t, dpdk.Validate(types.DeviceConfig{PodIfName: "net1"}), "vfio-pci")
+	byHand := types.DeviceConfig{Routes: []types.Route{{To: netip.MustParsePrefix("2001:db8::/32"), Via: netip.MustParseAddr("fe80::1")}}}
+	require.NoError(t, kernelVF.Validate(byHand))
+	require.ErrorContains(t, dpdk.Validate(byHand), "addresses and routes: 0000-03-10-0 has no interface that could have them, it is bound to the driver vfio-pci")
 }
 
 func BenchmarkScan256(b *testing.B) {

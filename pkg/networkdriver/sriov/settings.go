@@ -79,12 +79,8 @@ var pfSettings = []pfSetting{
 		},
 	},
 	{
-		describe: func(s VFSettings) string {
-			return fmt.Sprintf("minTxRate %s and maxTxRate %s", rate(s.Rights.MinTxRate), rate(s.Rights.MaxTxRate))
-		},
-		same: func(now, want VFSettings) bool {
-			return asWanted(now.Rights.MinTxRate, want.Rights.MinTxRate) && asWanted(now.Rights.MaxTxRate, want.Rights.MaxTxRate)
-		},
+		describe: describeRates,
+		same:     sameRates,
 		set: func(k kernel, pf, vf int, now, want VFSettings) error {
 			lowest, highest := cmp.Or(want.Rights.MinTxRate, now.Rights.MinTxRate), cmp.Or(want.Rights.MaxTxRate, now.Rights.MaxTxRate)
 			if lowest == nil || highest == nil {
@@ -94,6 +90,34 @@ var pfSettings = []pfSetting{
 		},
 	},
 	macSetting,
+}
+
+func describeRates(s VFSettings) string {
+	return fmt.Sprintf("minTxRate %s and maxTxRate %s", rate(s.Rights.MinTxRate), rate(s.Rights.MaxTxRate))
+}
+
+func sameRates(now, want VFSettings) bool {
+	return asWanted(now.Rights.MinTxRate, want.Rights.MinTxRate) && asWanted(now.Rights.MaxTxRate, want.Rights.MaxTxRate)
+}
+
+// rateStep is how far a PF may be from a rate that it is asked for, in Mbit/s, or a tenth of that rate if it is more: some count in
+// steps of the link's speed.
+const rateStep = 50
+
+// expected returns the settings that the PF has on record when it has taken the wanted ones for the device.
+func (d *Device) expected(want VFSettings) VFSettings {
+	if d.Rates != nil {
+		want.Rights.MinTxRate, want.Rights.MaxTxRate = inSteps(d.Rates.MinTx, want.Rights.MinTxRate), inSteps(d.Rates.MaxTx, want.Rights.MaxTxRate)
+	}
+	return want
+}
+
+// inSteps returns the rate that a PF has made of the wanted one, or that one itself where the other is nothing that steps explain.
+func inSteps(has int, want *int) *int {
+	if want == nil || *want == 0 || has == 0 || max(has-*want, *want-has) > max(*want/10, rateStep) {
+		return want
+	}
+	return &has
 }
 
 func asWanted[T comparable](now, want *T) bool { return want == nil || now != nil && *now == *want }

@@ -54,6 +54,44 @@ func TestRights(t *testing.T) {
 	require.Equal(t, VFSettings{VLAN: 9, Rights: asFound()}, node.kernel.vfs[pf][0])
 }
 
+// TestRatesInSteps takes a PF's steps for the rates that were asked for, also after a restart, and nothing else.
+func TestRatesInSteps(t *testing.T) {
+	node := newNode(t)
+	m, d, pf := discovered(t, node, Params{})
+	node.kernel.vfs[pf][0] = VFSettings{Rights: asFound()}
+	node.kernel.round = func(mbits int) int { return mbits / 50 * 50 }
+	cfg := joined(types.Network{VF: types.VFRights{MaxTxRate: ptr.To(120)}})
+	prepared, err := d.Setup(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Equal(t, 100, *node.kernel.vfs[pf][0].Rights.MaxTxRate)
+	data, err := prepared.MarshalJSON()
+	require.NoError(t, err)
+	restored, err := m.RestoreDevice(data)
+	require.NoError(t, err)
+	require.Equal(t, make([]error, 2), m.Check(t.Context(), []types.Prepared{{Device: prepared, Config: cfg}, {Device: restored, Config: cfg}}))
+	again, err := prepared.Setup(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Equal(t, prepared, again)
+
+	// Somebody else's change is one, and so is what a record says that steps do not explain.
+	changed := 90
+	node.kernel.vfs[pf][0] = VFSettings{Rights: types.VFRights{MinTxRate: ptr.To(0), MaxTxRate: &changed}}
+	require.EqualError(t, m.Check(t.Context(), []types.Prepared{{Device: restored, Config: cfg}})[0],
+		"the PF has it with minTxRate 0 Mbit/s and maxTxRate 90 Mbit/s instead of minTxRate as it is and maxTxRate 100 Mbit/s")
+	forged := *restored.(*Device)
+	for _, rate := range []int{0, 4000} {
+		forged.Rates, changed = &Rates{MaxTx: rate}, rate
+		require.ErrorContains(t, m.Check(t.Context(), []types.Prepared{{Device: &forged, Config: cfg}})[0], "maxTxRate 120 Mbit/s")
+	}
+
+	// A limit that the PF drops is none, and goes with all that was set.
+	node.kernel.vfs[pf][0] = VFSettings{VLAN: 9, Rights: asFound()}
+	node.kernel.round = func(int) int { return 0 }
+	_, err = d.Setup(t.Context(), cfg)
+	require.ErrorContains(t, err, "set minTxRate as it is and maxTxRate 120 Mbit/s of VF 0 on PF ens1f0: the PF has made it minTxRate 0 Mbit/s and maxTxRate 0 Mbit/s")
+	require.Equal(t, VFSettings{VLAN: 9, Rights: asFound()}, node.kernel.vfs[pf][0])
+}
+
 // TestRightsThatAreNotAskedFor stay whatever they are made meanwhile.
 func TestRightsThatAreNotAskedFor(t *testing.T) {
 	node := newNode(t)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
@@ -77,7 +78,38 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 	if err != nil {
 		return nil, err
 	}
-	return prepared, nil
+	return m.withRates(vf, prepared, want, func(now VFSettings) error { return m.changeAll(ctx, vf, now, found) })
+}
+
+// withRates returns the device with the rates that the PF has made of the wanted ones, which it may hold a VF to in steps. If it has made
+// something else of them, all is taken back.
+func (m *Manager) withRates(vf *virtFn, prepared *Device, want VFSettings, takeBack func(now VFSettings) error) (*Device, error) {
+	d := *prepared
+	d.Rates = nil
+	if want.Rights.MinTxRate == nil && want.Rights.MaxTxRate == nil {
+		return &d, nil
+	}
+	settings, err := m.vfSettings(vf)
+	now, onRecord := settings[vf.id]
+	if err == nil && !onRecord {
+		err = errors.New("its PF has no record of it any more")
+	}
+	if err != nil {
+		return nil, errors.Join(err, takeBack(want))
+	}
+	if sameRates(now, want) {
+		return &d, nil
+	}
+	d.Rates = &Rates{MinTx: ptr.Deref(now.Rights.MinTxRate, 0), MaxTx: ptr.Deref(now.Rights.MaxTxRate, 0)}
+	if !sameRates(now, d.expected(want)) {
+		err := fmt.Errorf("set %s of VF %d on PF %s: the PF has made it %s", describeRates(want), vf.id, vf.pf.ifName, describeRates(now))
+		return nil, errors.Join(err, takeBack(now))
+	}
+	if prepared.Rates == nil || *prepared.Rates != *d.Rates {
+		m.log.Info("A PF holds a VF to the rates that it can, which are not quite those of its network", "device", d.IfName(),
+			"pf", vf.pf.ifName, "vf", vf.id, "wanted", describeRates(want), "has", describeRates(now))
+	}
+	return &d, nil
 }
 
 // setupable finds the VF if it can be set up now. One that is between two drivers can be.

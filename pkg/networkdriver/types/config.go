@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -21,10 +22,8 @@ const MaxVLAN = 4094
 // DriverVFIO is the kernel driver that hands a VF to a program, the only one that can be asked for.
 const DriverVFIO = "vfio-pci"
 
-// parameters are the names of the opaque parameters, and parameterNames the same as messages list them.
-var parameters = []string{"driver", "network", "podIfName", "vhost", "vlan"}
-
-const parameterNames = "driver, network, podIfName, vhost and vlan"
+// parameterNames are the names of the opaque parameters.
+var parameterNames = []string{"addresses", "driver", "network", "podIfName", "routes", "vhost", "vlan"}
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
 // what the network that they name was when the device was prepared.
@@ -40,6 +39,10 @@ type DeviceConfig struct {
 	Driver string `json:"driver,omitempty"`
 	// Vhost gives a program that drives the VF itself a way into its pod's kernel, vhost-net and TUN/TAP, too.
 	Vhost bool `json:"vhost,omitempty"`
+	// Addresses are certain ones of the network, one of each family at most, or, without a network, those that the device gets.
+	Addresses []Address `json:"addresses,omitempty"`
+	// Routes are those to set in the pod for a device of no network, beside those to the addresses' subnets.
+	Routes []Route `json:"routes,omitempty"`
 	// Joined is the network of that name; nil for none, and until it has been looked up. No parameter sets it.
 	Joined *Network `json:"joined,omitempty"`
 }
@@ -69,8 +72,11 @@ func (c DeviceConfig) Check() error {
 			return fmt.Errorf("podIfName: %w", err)
 		}
 	}
-	return nil
+	return c.CheckTogether()
 }
+
+// IsZero says whether nothing is asked for.
+func (c DeviceConfig) IsZero() bool { return reflect.DeepEqual(c, DeviceConfig{}) }
 
 // Override returns the configuration with every parameter that other sets taken from other.
 func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
@@ -87,6 +93,12 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 		c.Driver = other.Driver
 	}
 	c.Vhost = c.Vhost || other.Vhost
+	if len(other.Addresses) > 0 {
+		c.Addresses = other.Addresses
+	}
+	if len(other.Routes) > 0 {
+		c.Routes = other.Routes
+	}
 	return c
 }
 
@@ -100,6 +112,8 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		Network   *string          `json:"network"`
 		Driver    *string          `json:"driver"`
 		Vhost     bool             `json:"vhost"`
+		Addresses *json.RawMessage `json:"addresses"`
+		Routes    *json.RawMessage `json:"routes"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -109,10 +123,11 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return DeviceConfig{}, errors.New("data after the end of the parameters object")
 	}
-	if err := checkFieldNames(raw); err != nil {
+	if err := checkFieldNames(raw, parameterNames...); err != nil {
 		return DeviceConfig{}, err
 	}
 	var cfg DeviceConfig
+	var err error
 	if p.Vlan != nil {
 		var vlan int
 		if err := json.Unmarshal(*p.Vlan, &vlan); err != nil {
@@ -142,7 +157,17 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		cfg.Driver = *p.Driver
 	}
 	cfg.Vhost = p.Vhost
-	return cfg, cfg.CheckTogether()
+	if p.Addresses != nil {
+		if cfg.Addresses, err = parseList("addresses", *p.Addresses, MaxAddresses, parseAddress); err != nil {
+			return DeviceConfig{}, err
+		}
+	}
+	if p.Routes != nil {
+		if cfg.Routes, err = parseList("routes", *p.Routes, MaxRoutes, parseRoute); err != nil {
+			return DeviceConfig{}, err
+		}
+	}
+	return cfg, cfg.checkEntry()
 }
 
 func errDriver(name string) error {
@@ -153,23 +178,39 @@ func (c DeviceConfig) checkDriver() error {
 	if c.Driver != "" && c.Driver != DriverVFIO {
 		return errDriver(c.Driver)
 	}
-	return c.CheckTogether()
+	return c.checkEntry()
 }
 
-// CheckTogether refuses parameters that do not go together.
+// CheckTogether refuses parameters that do not go together. It is for all that is asked of a device; what each configuration of a
+// request says alone may need others.
 func (c DeviceConfig) CheckTogether() error {
+	if err := c.checkEntry(); err != nil {
+		return err
+	}
+	return c.checkByHand()
+}
+
+// checkEntry refuses what goes with nothing else.
+func (c DeviceConfig) checkEntry() error {
 	if c.Network != "" && c.Vlan != nil {
 		return fmt.Errorf("vlan: %d cannot be asked for together with network %s, which says what the VLAN is; leave one of them out", *c.Vlan, c.Network)
 	}
 	if c.Driver != "" && c.PodIfName != "" {
 		return fmt.Errorf("podIfName: %q cannot be asked for together with driver %s, which leaves no interface to name; leave one of them out", c.PodIfName, c.Driver)
 	}
-	return nil
+	if c.Driver != "" && (len(c.Addresses) > 0 || len(c.Routes) > 0) {
+		what := "addresses"
+		if len(c.Addresses) == 0 {
+			what = "routes"
+		}
+		return fmt.Errorf("%s: cannot be asked for together with driver %s, which leaves no interface that could have them; leave one of them out", what, c.Driver)
+	}
+	return c.checkAddressing()
 }
 
 // checkFieldNames refuses names that encoding/json takes in another case or twice: with two spellings of vlan it
 // would not be plain which one counts.
-func checkFieldNames(raw []byte) error {
+func checkFieldNames(raw []byte, allowed ...string) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
 		return errors.New("parameters must be a JSON object")
@@ -182,8 +223,8 @@ func checkFieldNames(raw []byte) error {
 		}
 		name, _ := t.(string)
 		switch {
-		case !slices.Contains(parameters, name):
-			return unknownFieldError(name)
+		case !slices.Contains(allowed, name):
+			return unknownFieldError(name, allowed)
 		case seen[name]:
 			return fmt.Errorf("field %q is given twice", name)
 		}
@@ -199,8 +240,9 @@ func checkFieldNames(raw []byte) error {
 	return nil
 }
 
-func unknownFieldError(name string) error {
-	return fmt.Errorf("unknown field %.64q, allowed are "+parameterNames, name)
+func unknownFieldError(name string, allowed []string) error {
+	last := len(allowed) - 1
+	return fmt.Errorf("unknown field %.64q, allowed are %s and %s", name, strings.Join(allowed[:last], ", "), allowed[last])
 }
 
 func describeDecodeError(err error) error {
@@ -212,7 +254,7 @@ func describeDecodeError(err error) error {
 		return fmt.Errorf("%s: a JSON %s is not a %s", typeErr.Field, typeErr.Value, typeErr.Type)
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return unknownFieldError(strings.Trim(name, `"`))
+		return unknownFieldError(strings.Trim(name, `"`), parameterNames)
 	}
 	return fmt.Errorf("decode parameters: %w", err)
 }

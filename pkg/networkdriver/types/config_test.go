@@ -45,16 +45,16 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"vlan":1} x`:         `data after the end of the parameters object`,
 		`{"vlan":1}]`:          `data after the end of the parameters object`,
 
-		`{"vlna":100}`:                          `unknown field "vlna", allowed are driver, network, podIfName, vhost and vlan`,
-		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are driver, network, podIfName, vhost and vlan`,
-		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are driver, network, podIfName, vhost and vlan`,
-		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are driver, network, podIfName, vhost and vlan`,
-		`{"":1}`:                                `unknown field "", allowed are driver, network, podIfName, vhost and vlan`,
+		`{"vlna":100}`:                          `unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"":1}`:                                `unknown field "", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
 		`{"vlan":1,"vlan":2}`:                   `field "vlan" is given twice`,
 		`{"vlan":1,"vl\u0061n":2}`:              `field "vlan" is given twice`,
 		`{"vlan":null}`:                         `vlan: null is not a value; leave the field out`,
 		`{"podIfName":null}`:                    `podIfName: null is not a value; leave the field out`,
-		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are driver, network, podIfName, vhost and vlan`,
+		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
 
 		`{"vlan":-1}`:                   `vlan: -1 is not in 0..4094`,
 		`{"vlan":4095}`:                 `vlan: 4095 is not in 0..4094`,
@@ -70,13 +70,15 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"network":"a.b"}`:              `network: "a.b" is not the name of a network: at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit, are allowed`,
 		`{"network":null}`:               `network: null is not a value; leave the field out`,
 		`{"network":"storage","vlan":0}`: `vlan: 0 cannot be asked for together with network storage, which says what the VLAN is; leave one of them out`,
-		`{"joined":{"vlan":5}}`:          `unknown field "joined", allowed are driver, network, podIfName, vhost and vlan`,
+		`{"joined":{"vlan":5}}`:          `unknown field "joined", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
 
 		`{"driver":7}`:       `driver: a JSON number is not a string`,
 		`{"driver":null}`:    `driver: null is not a value; leave the field out`,
 		`{"driver":""}`:      `driver: "" is not vfio-pci, the only one that can be asked for`,
 		`{"driver":"igbvf"}`: `driver: "igbvf" is not vfio-pci, the only one that can be asked for`,
-		`{"vhost":"true"}`:   `vhost: a JSON string is not a bool`,
+		`{"driver":"vfio-pci","addresses":["192.0.2.1/24"]}`:             `addresses: cannot be asked for together with driver vfio-pci, which leaves no interface that could have them; leave one of them out`,
+		`{"driver":"vfio-pci","routes":[{"to":"::/0","via":"fe80::1"}]}`: `routes: cannot be asked for together with driver vfio-pci, which leaves no interface that could have them; leave one of them out`,
+		`{"vhost":"true"}`:                         `vhost: a JSON string is not a bool`,
 		`{"driver":"vfio-pci","podIfName":"net1"}`: `podIfName: "net1" cannot be asked for together with driver vfio-pci, which leaves no interface to name; leave one of them out`,
 
 		`{"podIfName":7}`:      `podIfName: a JSON number is not a string`,
@@ -168,7 +170,10 @@ func TestDeviceConfigJSON(t *testing.T) {
 
 // What is accepted is within the limits and unambiguous: written out and read again it is the same.
 func FuzzParseDeviceConfig(f *testing.F) {
-	for _, seed := range []string{`{}`, `null`, `{"vlan":1001,"podIfName":"sriov0"}`, `{"vlan":null}`, `{"vlan":1,"VLAN":2}`, `{"podIfName":"\ud800"}`, `{"vlan":1} {`, `[1]`} {
+	for _, seed := range []string{`{}`, `null`, `{"vlan":1001,"podIfName":"sriov0"}`, `{"vlan":null}`, `{"vlan":1,"VLAN":2}`, `{"podIfName":"\ud800"}`, `{"vlan":1} {`, `[1]`,
+		`{"network":"storage","addresses":["192.0.2.10","2001:db8::1"]}`, `{"addresses":["192.0.2.10/24","::ffff:192.0.2.1/96","fe80::1%1"]}`,
+		`{"addresses":["192.0.2.10/24"],"routes":[{"to":"10.0.0.0/8","via":"192.0.2.1","metric":7},{"to":"::/0","via":"fe80::1"}]}`,
+		`{"routes":[{"to":"10.0.0.1/8","TO":"","via":null}]}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -186,6 +191,14 @@ func FuzzParseDeviceConfig(f *testing.F) {
 			require.False(t, strings.ContainsAny(cfg.PodIfName, "/ \t\n\x00%:"))
 		}
 		require.True(t, cfg.VLAN() >= 0 && cfg.VLAN() <= MaxVLAN)
+		require.LessOrEqual(t, len(cfg.Addresses), MaxAddresses)
+		for _, a := range cfg.Addresses {
+			require.True(t, a.Addr.IsGlobalUnicast() && !a.Addr.Is4In6() && a.Addr.Zone() == "" && a.Bits != 0 && a.Bits <= a.Addr.BitLen(), "%s", a)
+		}
+		require.LessOrEqual(t, len(cfg.Routes), MaxRoutes)
+		for _, r := range cfg.Routes {
+			require.True(t, r.To == r.To.Masked() && r.To.Addr().Is4() == r.Via.Is4() && !r.Via.Is4In6() && r.Metric >= 0, "%v", r)
+		}
 		again, err := json.Marshal(cfg)
 		require.NoError(t, err)
 		same, err := ParseDeviceConfig(again)

@@ -28,6 +28,9 @@ const (
 
 func (t DeviceManagerType) String() string { return string(t) }
 
+// AttributeMultusDeviceID is the attribute by which Multus tells a CNI plugin which device to take: its PCI address.
+const AttributeMultusDeviceID resourceapi.QualifiedName = "k8s.cni.cncf.io/deviceID"
+
 // Device is one network device as its manager knows it. Values are immutable, since StateDB readers share them:
 // Setup and Merge return new ones. A Device is stored by [json.Marshaler] and comes back by
 // [DeviceManager.RestoreDevice].
@@ -42,8 +45,9 @@ type Device interface {
 	// device without a link.
 	KernelIfName() string
 
-	// Attrs returns the attributes to publish, without those that the driver itself adds (pool, deviceManager). There
-	// are at most 30, with names that a ResourceSlice takes; a string that it does not take is left out.
+	// Attrs returns the attributes to publish, without those that the driver itself adds (pool, deviceManager, Multus's name
+	// of the pool, and eight of the administrator's). There are at most 21, with names that a ResourceSlice takes; a string
+	// that it does not take is left out.
 	Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 	// Match says whether the device passes the filter. All fields that are set must match; an empty filter matches.

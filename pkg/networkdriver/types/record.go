@@ -17,8 +17,11 @@ const (
 	RecordVersion = 1
 	// RecordVersionNetwork is the version of one with a network: an agent that knows of none would take the device out of its VLAN.
 	RecordVersionNetwork = 2
+	// RecordVersionAddresses is the version of one with addresses or routes that were asked for: an agent that knows of none would give
+	// the pod its device without them.
+	RecordVersionAddresses = 3
 	// RecordVersionDriver is the version of one with a driver: an agent that knows of none would leave it bound.
-	RecordVersionDriver = 3
+	RecordVersionDriver = 4
 )
 
 // RecordVersionOf returns the version in which a device with the configuration is recorded.
@@ -26,6 +29,8 @@ func RecordVersionOf(cfg DeviceConfig) int {
 	switch {
 	case cfg.Driver != "":
 		return RecordVersionDriver
+	case len(cfg.Addresses) > 0 || len(cfg.Routes) > 0:
+		return RecordVersionAddresses
 	case cfg.Joined != nil:
 		return RecordVersionNetwork
 	default:

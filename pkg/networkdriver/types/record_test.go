@@ -50,7 +50,7 @@ func TestRecordWithDriver(t *testing.T) {
 	r := validRecord()
 	r.Config = DeviceConfig{Driver: DriverVFIO, Vhost: true, Network: "storage", Joined: &Network{VLAN: 5}}
 	r.Version = RecordVersionOf(r.Config)
-	require.Equal(t, 3, r.Version)
+	require.Equal(t, 4, r.Version)
 	raw, err := json.Marshal(r)
 	require.NoError(t, err)
 	got, err := DecodeRecord(raw)
@@ -96,6 +96,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	f.Add([]byte(`{"version":1,"config":{"vlan":4095,"podIfName":".."}}`))
 	f.Add([]byte(`{"version":1,"manager":"m","podUID":"p","bootID":"b","journal":"j","config":{"later":1},"device":{},"later":true}`))
 	f.Add([]byte(`{"version":2,"manager":"m","podUID":"p","bootID":"b","device":{}}`))
+	f.Add([]byte(`{"version":3,"manager":"m","podUID":"p","bootID":"b","device":{},"config":{"addresses":["192.0.2.10/24"],"routes":[{"to":"::/0","via":"fe80::1"}]}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r, err := DecodeRecord(raw)
 		if err != nil {

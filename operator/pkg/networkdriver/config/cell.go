@@ -50,6 +50,8 @@ type Config struct {
 	NetworkDriverRefreshInterval time.Duration
 	NetworkDriverWriteQPS        float64
 	NetworkDriverWriteBurst      int
+
+	NetworkDriverAddressGracePeriod time.Duration
 }
 
 var defaultConfig = Config{
@@ -60,6 +62,8 @@ var defaultConfig = Config{
 	NetworkDriverRefreshInterval: 5 * time.Minute,
 	NetworkDriverWriteQPS:        50,
 	NetworkDriverWriteBurst:      100,
+
+	NetworkDriverAddressGracePeriod: 5 * time.Minute,
 }
 
 // Flags implements [cell.Flagger].
@@ -73,6 +77,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("network-driver-refresh-interval", c.NetworkDriverRefreshInterval, "How often all node configs are read, to find changes that no watch has told of")
 	flags.Float64("network-driver-write-qps", c.NetworkDriverWriteQPS, "Writes of node configs and statuses per second, on average")
 	flags.Int("network-driver-write-burst", c.NetworkDriverWriteBurst, "Writes of node configs and statuses in a burst")
+	flags.Duration("network-driver-address-grace-period", c.NetworkDriverAddressGracePeriod, "Time for which a Node has to be deleted or out of service before its addresses are given to others")
 }
 
 // Enabled is true for either spelling of the flag.
@@ -86,6 +91,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("--network-driver-write-burst: %d is not at least 1", c.NetworkDriverWriteBurst)
 	case c.NetworkDriverRefreshInterval < time.Second:
 		return fmt.Errorf("--network-driver-refresh-interval: %v is not at least 1s", c.NetworkDriverRefreshInterval)
+	case c.NetworkDriverAddressGracePeriod < time.Second:
+		return fmt.Errorf("--network-driver-address-grace-period: %v is not at least 1s", c.NetworkDriverAddressGracePeriod)
 	case c.LeaderElectionRetryPeriod <= 0:
 		return fmt.Errorf("--leader-election-retry-period: %v is not above 0", c.LeaderElectionRetryPeriod)
 	case c.LeaderElectionRenewDeadline <= c.LeaderElectionRetryPeriod*6/5:

@@ -21,13 +21,14 @@ import (
 func TestConfigMistakes(t *testing.T) {
 	require.NoError(t, defaultConfig.validate())
 	for flag, change := range map[string]func(*Config){
-		"--network-driver-write-qps":        func(c *Config) { c.NetworkDriverWriteQPS = 0 },
-		"--network-driver-write-burst":      func(c *Config) { c.NetworkDriverWriteBurst = 0 },
-		"--network-driver-refresh-interval": func(c *Config) { c.NetworkDriverRefreshInterval = time.Millisecond },
-		"--leader-election-retry-period":    func(c *Config) { c.LeaderElectionRetryPeriod = 0 },
-		"--leader-election-renew-deadline":  func(c *Config) { c.LeaderElectionRenewDeadline = c.LeaderElectionRetryPeriod },
-		"--leader-election-lease-duration":  func(c *Config) { c.LeaderElectionLeaseDuration = c.LeaderElectionRenewDeadline },
-		"--k8s-namespace":                   func(c *Config) { c.K8sNamespace = "" },
+		"--network-driver-write-qps":            func(c *Config) { c.NetworkDriverWriteQPS = 0 },
+		"--network-driver-write-burst":          func(c *Config) { c.NetworkDriverWriteBurst = 0 },
+		"--network-driver-refresh-interval":     func(c *Config) { c.NetworkDriverRefreshInterval = time.Millisecond },
+		"--network-driver-address-grace-period": func(c *Config) { c.NetworkDriverAddressGracePeriod = 0 },
+		"--leader-election-retry-period":        func(c *Config) { c.LeaderElectionRetryPeriod = 0 },
+		"--leader-election-renew-deadline":      func(c *Config) { c.LeaderElectionRenewDeadline = c.LeaderElectionRetryPeriod },
+		"--leader-election-lease-duration":      func(c *Config) { c.LeaderElectionLeaseDuration = c.LeaderElectionRenewDeadline },
+		"--k8s-namespace":                       func(c *Config) { c.K8sNamespace = "" },
 	} {
 		config := defaultConfig
 		change(&config)

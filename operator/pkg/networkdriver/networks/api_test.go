@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -46,9 +47,10 @@ func TestAPINetworks(t *testing.T) {
 
 	m, err := newMetrics(prometheus.NewRegistry())
 	require.NoError(t, err)
-	o := &operator{metrics: m, after: 2 * time.Second}
+	o := &operator{metrics: m}
 	o.Logger, o.RESTConfig = slog.New(slog.DiscardHandler), restConfig
-	o.Config = config.Config{K8sNamespace: "kube-system", LeaderElectionLeaseDuration: 3 * time.Second, LeaderElectionRenewDeadline: 2 * time.Second, LeaderElectionRetryPeriod: 500 * time.Millisecond}
+	o.Config = config.Config{K8sNamespace: "kube-system", LeaderElectionLeaseDuration: 3 * time.Second, LeaderElectionRenewDeadline: 2 * time.Second, LeaderElectionRetryPeriod: 500 * time.Millisecond,
+		NetworkDriverAddressGracePeriod: 2 * time.Second}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- o.term(ctx) }()
@@ -65,13 +67,7 @@ func TestAPINetworks(t *testing.T) {
 	}
 	for i, node := range []string{"node1", "node2", "node3", "never-was"} {
 		addr := fmt.Sprintf("192.0.2.%d", i+1)
-		require.NoError(t, c.Create(t.Context(), &v2alpha1.CiliumNetworkDriverAddress{
-			ObjectMeta: metav1.ObjectMeta{Name: "storage." + addr, Labels: map[string]string{v2alpha1.LabelNetwork: "storage"}},
-			Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
-				Network: "storage", Address: addr, Node: node, Namespace: "default", Request: "net", Device: "vf0",
-				Claim: v2alpha1.AddressOwner{Name: "c", UID: node}, Pod: v2alpha1.AddressOwner{Name: "p", UID: node},
-			},
-		}))
+		require.NoError(t, c.Create(t.Context(), addressObject("storage", addr, node, node)))
 	}
 	status := func(name string) v2alpha1.CiliumNetworkDriverNetworkStatus {
 		n := &v2alpha1.CiliumNetworkDriverNetwork{}
@@ -86,6 +82,7 @@ func TestAPINetworks(t *testing.T) {
 		s := status("storage")
 		return s.UsedAddresses == 3 && s.FreeAddresses == 251 && s.Claims == 3 && meta.IsStatusConditionTrue(s.Conditions, v2alpha1.ConditionReady)
 	})
+	require.True(t, meta.IsStatusConditionFalse(status("storage").Conditions, v2alpha1.ConditionNetworkUntagged))
 	require.Equal(t, 251.0, testutil.ToFloat64(m.addresses.WithLabelValues("storage", "ipv4", "free")))
 
 	two := network("later", 0, 7, nil, "192.0.2.128/25")
@@ -106,6 +103,50 @@ func TestAPINetworks(t *testing.T) {
 	require.NoError(t, c.List(t.Context(), left))
 	require.Len(t, left.Items, 1)
 	require.Equal(t, "node3", left.Items[0].Spec.Node)
+
+	// Those that are kept for a pod: the nodes that are gone release them, and they stay for as long as the network keeps them.
+	kept := network("kept", 0, 8, nil, "198.51.100.0/24")
+	kept.ObjectMeta = metav1.ObjectMeta{Name: "kept"}
+	kept.Spec.AddressReuse = &v2alpha1.NetworkAddressReuse{Mode: v2alpha1.AddressReusePodName}
+	require.NoError(t, c.Create(t.Context(), &kept))
+	for i, node := range []string{"node1", "node2", "node3"} {
+		require.NoError(t, c.Create(t.Context(), reserve(addressObject("kept", fmt.Sprintf("198.51.100.%d", i+1), node, node), time.Time{})))
+	}
+	require.NoError(t, c.Create(t.Context(), reserve(addressObject("kept", "198.51.100.4", "node3", "old"), time.Now().Add(-25*time.Hour))))
+	eventually("released, and what was kept for a day is deleted", func() bool {
+		s := status("kept")
+		return s.UsedAddresses == 1 && s.ReservedAddresses == 2 && s.FreeAddresses == 251 && s.Claims == 1
+	})
+	get := func(name string) *v2alpha1.CiliumNetworkDriverAddress {
+		a := &v2alpha1.CiliumNetworkDriverAddress{}
+		require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: name}, a))
+		return a
+	}
+	first, second := get("kept.198.51.100.1"), get("kept.198.51.100.2")
+	for _, a := range []*v2alpha1.CiliumNetworkDriverAddress{first, second} {
+		require.Equal(t, v2alpha1.AddressReleased, a.Spec.State)
+		require.WithinDuration(t, time.Now(), a.Spec.ReleasedAt.Time, time.Minute)
+	}
+	require.Equal(t, 2.0, testutil.ToFloat64(m.addresses.WithLabelValues("kept", "ipv4", "reserved")))
+
+	// The next pod's node takes one over; then the network keeps none any more, and releases the last one after that.
+	first.Spec.State, first.Spec.ReleasedAt, first.Spec.Node = v2alpha1.AddressInUse, metav1.Time{}, "node3"
+	require.NoError(t, c.Update(t.Context(), first))
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "kept"}, &kept))
+	kept.Spec.AddressReuse.Mode = v2alpha1.AddressReuseNone
+	require.NoError(t, c.Update(t.Context(), &kept))
+	eventually("the one that is not in use is deleted", func() bool {
+		s := status("kept")
+		return s.UsedAddresses == 2 && s.ReservedAddresses == 0 && s.FreeAddresses == 252
+	})
+	require.Equal(t, "node3", get("kept.198.51.100.1").Spec.Node)
+	require.NoError(t, c.Delete(t.Context(), &kept))
+	require.Equal(t, v2alpha1.AddressInUse, get("kept.198.51.100.1").Spec.State, "pods keep theirs")
+	require.NoError(t, c.Update(t.Context(), reserve(get("kept.198.51.100.1"), time.Now())))
+	eventually("what is released of a network that is gone is deleted", func() bool {
+		return apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Name: "kept.198.51.100.1"}, &v2alpha1.CiliumNetworkDriverAddress{}))
+	})
+	require.Equal(t, v2alpha1.AddressInUse, get("kept.198.51.100.3").Spec.State)
 
 	require.NoError(t, c.Delete(t.Context(), &one))
 	eventually("the conflict is over", func() bool {

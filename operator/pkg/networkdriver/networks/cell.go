@@ -5,7 +5,8 @@
 //
 // Addresses are taken and given back by the agents. While a node exists nobody else knows whether a pod of it still sends from
 // an address, so that this package frees those of nodes only that have been deleted, or that somebody has declared out of
-// service, for a while.
+// service, for a while. One that is kept for its pod is released then, which is when its node's agent would have deleted it, and
+// deleted when the network keeps it no longer.
 package networks
 
 import (
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/config"
@@ -69,7 +71,7 @@ func register(p Params) error {
 	if err != nil {
 		return fmt.Errorf("networks: register metrics: %w", err)
 	}
-	o := &operator{Params: p, metrics: m, after: orphanedAfter}
+	o := &operator{Params: p, metrics: m}
 	p.Jobs.Add(job.OneShot("networks", o.run))
 	return nil
 }
@@ -78,8 +80,6 @@ func register(p Params) error {
 type operator struct {
 	Params
 	metrics *metrics
-	// after is how long a node has to be gone.
-	after time.Duration
 }
 
 func (o *operator) run(ctx context.Context, health cell.Health) error {
@@ -131,23 +131,37 @@ func (o *operator) term(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("manager: %w", err)
 	}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &v2alpha1.CiliumNetworkDriverAddress{}, nodeField, func(o client.Object) []string {
-		return []string{o.(*v2alpha1.CiliumNetworkDriverAddress).Spec.Node}
-	}); err != nil {
+	// Only the replica that leads follows the addresses.
+	addresses := newLedger()
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { return addresses.run(ctx, mgr.GetLogger(), o.RESTConfig) })); err != nil {
 		return err
 	}
-	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), metrics: o.metrics}
+	network := func(a *address) string { return a.network }
+	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, metrics: o.metrics}
 	err = builder.ControllerManagedBy(mgr).Named("network-status").
 		Watches(&v2alpha1.CiliumNetworkDriverNetwork{}, handler.EnqueueRequestsFromMapFunc(statuses.all)).
-		Watches(&v2alpha1.CiliumNetworkDriverAddress{}, later(func(a *v2alpha1.CiliumNetworkDriverAddress) string { return a.Spec.Network })).
+		WatchesRawSource(addresses.source(network)).
 		Complete(statuses)
 	if err != nil {
 		return err
 	}
-	orphans := &orphanReconciler{log: o.Logger, client: mgr.GetClient(), live: mgr.GetAPIReader(), after: o.after, since: map[string]time.Time{}}
+	err = builder.ControllerManagedBy(mgr).Named("kept-addresses").
+		For(&v2alpha1.CiliumNetworkDriverNetwork{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(addresses.source(func(a *address) string {
+			if a.inUse() {
+				return ""
+			}
+			return a.network
+		})).
+		Complete(&keptReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses})
+	if err != nil {
+		return err
+	}
+	orphans := &orphanReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, live: mgr.GetAPIReader(),
+		after: c.NetworkDriverAddressGracePeriod, since: map[string]time.Time{}}
 	err = builder.ControllerManagedBy(mgr).Named("orphaned-addresses").
 		For(&corev1.Node{}).
-		Watches(&v2alpha1.CiliumNetworkDriverAddress{}, later(func(a *v2alpha1.CiliumNetworkDriverAddress) string { return a.Spec.Node })).
+		WatchesRawSource(addresses.source(func(a *address) string { return a.node })).
 		Complete(orphans)
 	if err != nil {
 		return err

@@ -4,8 +4,9 @@
 package networks
 
 import (
-	"fmt"
 	"math"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,9 @@ func network(name string, age int, vlan int32, pools []string, cidrs ...string) 
 	return n
 }
 
+// none are no addresses.
+func none(func(*address) bool) {}
+
 func TestConflict(t *testing.T) {
 	old := network("old", 9, 7, []string{"a", "b"}, "192.0.2.0/24", "2001:db8::/64")
 	for name, tt := range map[string]struct {
@@ -49,7 +53,7 @@ func TestConflict(t *testing.T) {
 			n := tt.network
 			message := n.Conflict([]v2alpha1.CiliumNetworkDriverNetwork{n, old})
 			require.Equal(t, tt.with != "", strings.HasPrefix(message, "the older network old has addresses of "+tt.with+" too"), message)
-			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old}, nil)
+			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old}, none)
 			require.Equal(t, tt.with == "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionReady))
 			require.Equal(t, tt.with != "", meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionNetworkConflicting))
 		})
@@ -57,43 +61,55 @@ func TestConflict(t *testing.T) {
 
 	invalid := network("bad", 10, 7, nil, "192.0.2.0/24")
 	invalid.Spec.Subnets[0].Gateway = "192.0.2.0"
-	judge(&invalid, nil, nil)
+	judge(&invalid, nil, none)
 	ready := meta.FindStatusCondition(invalid.Status.Conditions, v2alpha1.ConditionReady)
 	require.Equal(t, reasonInvalid, ready.Reason)
 	require.Contains(t, ready.Message, "spec.subnets[0].gateway")
 	require.NotEmpty(t, old.Conflict([]v2alpha1.CiliumNetworkDriverNetwork{invalid}), "pods may have its addresses from when it was valid")
 
 	// What a pod still has of a network that is gone is nobody else's.
-	left := func(vlan int32, pool string) []v2alpha1.CiliumNetworkDriverAddress {
-		return []v2alpha1.CiliumNetworkDriverAddress{{Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
-			Network: "gone", Address: "192.0.2.9", Vlan: vlan, Pool: pool, Namespace: "default", Pod: v2alpha1.AddressOwner{Name: "p"},
-		}}}
+	left := func(vlan int32, pool string) *address {
+		return &address{network: "gone", addr: netip.MustParseAddr("192.0.2.9"), vlan: vlan, pool: pool, namespace: "default", pod: "p"}
 	}
-	judge(&old, nil, left(7, "a"))
+	released := left(7, "a")
+	released.released = time.Now()
+	judge(&old, nil, slices.Values([]*address{left(7, "a")}))
 	require.Contains(t, meta.FindStatusCondition(old.Status.Conditions, v2alpha1.ConditionNetworkConflicting).Message,
 		"pod default/p still has address 192.0.2.9, from network gone")
-	for _, addresses := range [][]v2alpha1.CiliumNetworkDriverAddress{nil, left(8, "a"), left(7, "c")} {
-		judge(&old, nil, addresses)
+	for _, addresses := range [][]*address{nil, {left(8, "a")}, {left(7, "c")}, {released}} {
+		judge(&old, nil, slices.Values(addresses))
 		require.True(t, meta.IsStatusConditionTrue(old.Status.Conditions, v2alpha1.ConditionReady))
 	}
 	require.Len(t, truncated(strings.Repeat("x", 5000)), 1024)
 }
 
+// On a network without a VLAN pods may tag, which whoever looks at it has to know.
+func TestUntagged(t *testing.T) {
+	for _, vlan := range []int32{0, 7} {
+		n := network("n", 1, vlan, nil)
+		judge(&n, nil, slices.Values[[]*address](nil))
+		c := meta.FindStatusCondition(n.Status.Conditions, v2alpha1.ConditionNetworkUntagged)
+		require.NotNil(t, c)
+		require.Equal(t, vlan == 0, c.Status == metav1.ConditionTrue)
+		require.Equal(t, vlan == 0, strings.Contains(c.Message, "may tag them itself"))
+		require.True(t, meta.IsStatusConditionTrue(n.Status.Conditions, v2alpha1.ConditionReady), "claims can join all the same")
+	}
+}
+
 func TestCount(t *testing.T) {
 	n := network("n", 1, 7, nil, "192.0.2.0/29", "2001:db8::/64", "198.51.100.0/31")
-	var addresses []v2alpha1.CiliumNetworkDriverAddress
-	for i, addr := range []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "203.0.113.1"} {
-		addresses = append(addresses, v2alpha1.CiliumNetworkDriverAddress{Spec: v2alpha1.CiliumNetworkDriverAddressSpec{
-			Address: addr, Claim: v2alpha1.AddressOwner{UID: fmt.Sprint("claim", i/2)},
-		}})
+	var addresses []*address
+	for _, addr := range []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "203.0.113.1"} {
+		addresses = append(addresses, &address{addr: netip.MustParseAddr(addr)})
 	}
-	count(&n, addresses)
+	addresses = append(addresses, &address{addr: netip.MustParseAddr("192.0.2.3"), released: time.Now()})
+	count(&n, slices.Values(addresses), 2)
 	require.Equal(t, v2alpha1.CiliumNetworkDriverNetworkStatus{
-		UsedAddresses: 4, FreeAddresses: math.MaxInt64, Claims: 2,
+		UsedAddresses: 4, ReservedAddresses: 1, FreeAddresses: math.MaxInt64, Claims: 2,
 		Subnets: []v2alpha1.NetworkSubnetStatus{
-			{CIDR: "192.0.2.0/29", Used: 2, Free: 4}, {CIDR: "2001:db8::/64", Used: 1, Free: math.MaxInt64 - 1}, {CIDR: "198.51.100.0/31", Free: 2},
+			{CIDR: "192.0.2.0/29", Used: 2, Reserved: 1, Free: 3}, {CIDR: "2001:db8::/64", Used: 1, Free: math.MaxInt64 - 1}, {CIDR: "198.51.100.0/31", Free: 2},
 		},
 	}, n.Status)
-	count(&n, nil)
+	count(&n, none, 0)
 	require.Zero(t, n.Status.UsedAddresses)
 }

@@ -16,16 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-
-	"github.com/cilium/networkdriver/api/v2alpha1"
-)
-
-const (
-	// orphanedAfter is how long a node has to be gone before its addresses are given to others: one that was deleted by
-	// mistake comes back, and its kubelet ends the pods of one that was not.
-	orphanedAfter = 5 * time.Minute
-	// nodeField is the cache's index of addresses by their node.
-	nodeField = "spec.node"
 )
 
 // stripNode leaves of a Node what is looked at here.
@@ -44,8 +34,11 @@ func stripNode(obj any) (any, error) {
 type orphanReconciler struct {
 	log    *slog.Logger
 	client client.Client
+	ledger *ledger
 	// live reads from the API server and not from what is cached.
-	live  client.Reader
+	live client.Reader
+	// after is how long a node has to be gone before its addresses are given to others: one that was deleted by
+	// mistake comes back, and its kubelet ends the pods of one that was not.
 	after time.Duration
 
 	mu sync.Mutex // guards since
@@ -55,15 +48,15 @@ type orphanReconciler struct {
 
 // Reconcile implements [reconcile.Reconciler], for the name of a node.
 func (r *orphanReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	addresses := &v2alpha1.CiliumNetworkDriverAddressList{}
-	if err := r.client.List(ctx, addresses, client.MatchingFields{nodeField: request.Name}); err != nil {
-		return reconcile.Result{}, err
+	if !r.ledger.ready() {
+		return reconcile.Result{RequeueAfter: countDelay}, nil
 	}
+	used := r.ledger.usedOn(request.Name)
 	why, err := goneNode(ctx, r.client, request.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if why == "" || len(addresses.Items) == 0 {
+	if why == "" || len(used) == 0 {
 		r.seen(request.Name, false)
 		return reconcile.Result{}, nil
 	}
@@ -76,15 +69,13 @@ func (r *orphanReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 		return reconcile.Result{}, err
 	}
 	var errs []error
-	for i := range addresses.Items {
-		address := &addresses.Items[i]
-		err := r.client.Delete(ctx, address, client.Preconditions{UID: &address.UID})
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-			errs = append(errs, fmt.Errorf("give address %s of network %s back: %w", address.Spec.Address, address.Spec.Network, err))
+	for _, a := range used {
+		if err := a.giveBack(ctx, r.client); err != nil {
+			errs = append(errs, fmt.Errorf("give address %s of network %s back: %w", a.addr, a.network, err))
 			continue
 		}
-		r.log.Info("Address of a node that is gone is given back", "network", address.Spec.Network, "address", address.Spec.Address,
-			"node", request.Name, "reason", why, "claim", address.Spec.Namespace+"/"+address.Spec.Claim.Name)
+		r.log.Info("Address of a node that is gone is given back", "network", a.network, "address", a.addr,
+			"node", request.Name, "reason", why, "claim", a.namespace+"/"+a.claim)
 	}
 	return reconcile.Result{}, errors.Join(errs...)
 }

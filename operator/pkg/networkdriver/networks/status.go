@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"math"
 	"net/netip"
@@ -14,21 +15,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 )
-
-// countDelay is how long addresses are collected that come and go, before they are counted again.
-const countDelay = 2 * time.Second
 
 // conflictDelay is how often a network in conflict is looked at again.
 const conflictDelay = 15 * time.Second
@@ -38,27 +32,15 @@ const (
 	reasonReady       = "Ready"
 	reasonInvalid     = "Invalid"
 	reasonConflicting = "Conflicting"
+	reasonNoVLAN      = "NoVLAN"
+	reasonVLAN        = "VLAN"
 )
-
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
-// later has an object looked at some time after an address of it came or went.
-func later(nameOf func(*v2alpha1.CiliumNetworkDriverAddress) string) handler.EventHandler {
-	add := func(o client.Object, q queue) {
-		if address, ok := o.(*v2alpha1.CiliumNetworkDriverAddress); ok {
-			q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: nameOf(address)}}, countDelay)
-		}
-	}
-	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(e.Object, q) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) { add(e.Object, q) },
-	}
-}
 
 // statusReconciler writes the status of networks.
 type statusReconciler struct {
 	log     *slog.Logger
 	client  client.Client
+	ledger  *ledger
 	metrics *metrics
 }
 
@@ -78,6 +60,9 @@ func (r *statusReconciler) all(ctx context.Context, _ client.Object) []reconcile
 
 // Reconcile implements [reconcile.Reconciler].
 func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	if !r.ledger.ready() {
+		return reconcile.Result{RequeueAfter: countDelay}, nil
+	}
 	networks := &v2alpha1.CiliumNetworkDriverNetworkList{}
 	if err := r.client.List(ctx, networks); err != nil {
 		return reconcile.Result{}, err
@@ -88,27 +73,14 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 		return reconcile.Result{}, nil
 	}
 	network := &networks.Items[i]
-	all := &v2alpha1.CiliumNetworkDriverAddressList{}
-	// What is listed is only read: a copy of each of many addresses would cost more than all else.
-	if err := r.client.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, err
-	}
-	var own []v2alpha1.CiliumNetworkDriverAddress
-	var others []v2alpha1.CiliumNetworkDriverAddress
-	for _, address := range all.Items {
-		switch {
-		case address.Spec.Network == network.Name:
-			own = append(own, address)
-		case !slices.ContainsFunc(networks.Items, func(n v2alpha1.CiliumNetworkDriverNetwork) bool {
-			return n.Name == address.Spec.Network && network.OlderThan(&n)
-		}):
-			others = append(others, address) // one of a younger network is that one's fault
-		}
-	}
 	before := network.DeepCopy()
 	network.Status.ObservedGeneration = network.Generation
-	count(network, own)
-	judge(network, networks.Items, others)
+	count(network, r.ledger.ofNetwork(network.Name), r.ledger.claimsOf(network.Name))
+	judge(network, networks.Items, r.ledger.ofNetworks(func(name string) bool {
+		return name != network.Name && !slices.ContainsFunc(networks.Items, func(n v2alpha1.CiliumNetworkDriverNetwork) bool {
+			return n.Name == name && network.OlderThan(&n) // what a younger one has is that one's fault
+		})
+	}))
 	r.metrics.set(network)
 	var result reconcile.Result
 	if meta.IsStatusConditionTrue(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting) {
@@ -135,41 +107,37 @@ func readyOf(n *v2alpha1.CiliumNetworkDriverNetwork) string {
 }
 
 // count counts the network's addresses.
-func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) {
+func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address], claims int) {
 	status := &network.Status
-	status.UsedAddresses, status.FreeAddresses, status.Claims, status.Subnets = 0, 0, 0, nil
-	claims := map[string]bool{}
-	used := map[string]int64{}
-	prefixes := map[string]netip.Prefix{}
-	for _, s := range network.Spec.Subnets {
-		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil {
-			prefixes[s.CIDR] = prefix
+	status.UsedAddresses, status.ReservedAddresses, status.FreeAddresses, status.Subnets = 0, 0, 0, nil
+	status.Claims = int32(min(claims, math.MaxInt32))
+	prefixes := prefixesOf(network)
+	used, reserved := map[netip.Prefix]int64{}, map[netip.Prefix]int64{}
+	for a := range addresses {
+		of := used
+		if a.inUse() {
+			status.UsedAddresses++
+		} else {
+			status.ReservedAddresses++
+			of = reserved
+		}
+		if i := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a.addr) }); i >= 0 {
+			of[prefixes[i]]++
 		}
 	}
-	for i := range addresses {
-		spec := &addresses[i].Spec
-		claims[spec.Claim.UID] = true
-		status.UsedAddresses++
-		addr, err := netip.ParseAddr(spec.Address)
-		if err != nil {
-			continue
-		}
-		for cidr, prefix := range prefixes {
-			if prefix.Contains(addr) {
-				used[cidr]++
-			}
-		}
-	}
-	status.Claims = int32(min(len(claims), math.MaxInt32))
 	for i := range network.Spec.Subnets {
 		s := &network.Spec.Subnets[i]
 		set, err := network.Spec.Addresses(i)
 		if err != nil {
 			continue // the condition says so
 		}
+		prefix, err := netip.ParsePrefix(s.CIDR)
+		if err != nil {
+			continue
+		}
 		// An address that is no longer given out may still be used.
-		free := max(v2alpha1.CountAddresses(set)-used[s.CIDR], 0)
-		status.Subnets = append(status.Subnets, v2alpha1.NetworkSubnetStatus{CIDR: s.CIDR, Used: used[s.CIDR], Free: free})
+		free := max(v2alpha1.CountAddresses(set)-used[prefix]-reserved[prefix], 0)
+		status.Subnets = append(status.Subnets, v2alpha1.NetworkSubnetStatus{CIDR: s.CIDR, Used: used[prefix], Reserved: reserved[prefix], Free: free})
 		if free > math.MaxInt64-status.FreeAddresses {
 			status.FreeAddresses = math.MaxInt64
 		} else {
@@ -178,8 +146,18 @@ func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.Ci
 	}
 }
 
-// judge sets the network's conditions.
-func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) {
+// prefixesOf returns the network's subnets.
+func prefixesOf(network *v2alpha1.CiliumNetworkDriverNetwork) (prefixes []netip.Prefix) {
+	for _, s := range network.Spec.Subnets {
+		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
+// judge sets the network's conditions. The addresses are those of other networks, the younger ones' left out.
+func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address]) {
 	ready := metav1.Condition{Type: v2alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonReady, Message: "claims can join"}
 	conflicting := metav1.Condition{Type: v2alpha1.ConditionNetworkConflicting, Status: metav1.ConditionFalse, Reason: reasonReady}
 	if err := network.Validate(); err != nil {
@@ -188,7 +166,12 @@ func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNe
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonConflicting, message
 		conflicting.Status, conflicting.Reason, conflicting.Message = metav1.ConditionTrue, reasonConflicting, message
 	}
-	for _, c := range []metav1.Condition{ready, conflicting} {
+	untagged := metav1.Condition{Type: v2alpha1.ConditionNetworkUntagged, Status: metav1.ConditionFalse, Reason: reasonVLAN}
+	if network.Spec.Vlan == 0 {
+		untagged.Status, untagged.Reason = metav1.ConditionTrue, reasonNoVLAN
+		untagged.Message = "a VF's frames go out as its pod makes them: the pod may tag them itself, and reach every VLAN that the PF's port on the switch carries"
+	}
+	for _, c := range []metav1.Condition{ready, conflicting, untagged} {
 		c.ObservedGeneration = network.Generation
 		meta.SetStatusCondition(&network.Status.Conditions, c)
 	}
@@ -196,21 +179,15 @@ func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNe
 
 // stillUsed says which address of the network, on its wire, a device has from another network, which may be gone or have been
 // changed since.
-func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha1.CiliumNetworkDriverAddress) string {
-	var prefixes []netip.Prefix
-	for _, s := range network.Spec.Subnets {
-		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil {
-			prefixes = append(prefixes, prefix)
-		}
-	}
-	for i := range addresses {
-		spec := &addresses[i].Spec
-		if spec.Network == network.Name || spec.Vlan != network.Spec.Vlan || len(network.Spec.Pools) > 0 && !slices.Contains(network.Spec.Pools, spec.Pool) {
+func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address]) string {
+	prefixes := prefixesOf(network)
+	for a := range addresses {
+		if !a.inUse() || a.vlan != network.Spec.Vlan || len(network.Spec.Pools) > 0 && !slices.Contains(network.Spec.Pools, a.pool) {
 			continue
 		}
-		if addr, err := netip.ParseAddr(spec.Address); err == nil && slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a.addr) }) {
 			return fmt.Sprintf("pod %s/%s still has address %s, from network %s, in the same VLAN and of a pool in common",
-				spec.Namespace, spec.Pod.Name, spec.Address, spec.Network)
+				a.namespace, a.pod, a.addr, a.network)
 		}
 	}
 	return ""
@@ -218,32 +195,3 @@ func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses []v2alpha
 
 // truncated cuts what a condition's message may not hold.
 func truncated(message string) string { return message[:min(len(message), 1024)] }
-
-// metrics are those of networks.
-type metrics struct {
-	addresses *prometheus.GaugeVec
-}
-
-func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
-	m := &metrics{addresses: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Namespace: "cilium", Subsystem: "networkdriver_operator", Name: "network_addresses",
-		Help: "Addresses of networks, by network, family (ipv4, ipv6) and state (used, free).",
-	}, []string{"network", "family", "state"})}
-	return m, registerer.Register(m.addresses)
-}
-
-func (m *metrics) set(network *v2alpha1.CiliumNetworkDriverNetwork) {
-	m.forget(network.Name)
-	for _, s := range network.Status.Subnets {
-		family := "ipv6"
-		if prefix, err := netip.ParsePrefix(s.CIDR); err == nil && prefix.Addr().Is4() {
-			family = "ipv4"
-		}
-		m.addresses.WithLabelValues(network.Name, family, "used").Add(float64(s.Used))
-		m.addresses.WithLabelValues(network.Name, family, "free").Add(float64(s.Free))
-	}
-}
-
-func (m *metrics) forget(network string) {
-	m.addresses.DeletePartialMatch(prometheus.Labels{"network": network})
-}
