@@ -196,7 +196,7 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 	Filter *CiliumNetworkDriverDeviceFilter `json:"filter,omitempty"`
 
 	// claims is what claims may ask of the pool's devices by parameters of
-	// their own. Any lets them ask for any VLAN, address, route or network;
+	// their own. Any lets them ask for any VLAN, address, route, network or driver;
 	// NetworkOnly for networks, whose namespaceSelector decides, for addresses
 	// of these, and for podIfName; None for nothing. Parameters in a DeviceClass are the administrator's, and not
 	// limited by this.

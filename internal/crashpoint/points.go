@@ -35,6 +35,9 @@ const (
 	AddressBefore   Point = "crashpoint-address-before"
 	AddressAfter    Point = "crashpoint-address-after"
 	SetupBefore     Point = "crashpoint-setup-before"
+	DriverChosen    Point = "crashpoint-driver-chosen"
+	DriverUnbound   Point = "crashpoint-driver-unbound"
+	DriverBound     Point = "crashpoint-driver-bound"
 	SetupAfter      Point = "crashpoint-setup-after"
 	StatusBefore    Point = "crashpoint-status-before"
 	StatusAfter     Point = "crashpoint-status-after"
@@ -54,6 +57,9 @@ const (
 	SandboxStopped  Point = "crashpoint-sandbox-stopped"
 	UnprepareBefore Point = "crashpoint-unprepare-before"
 	FreeBefore      Point = "crashpoint-free-before"
+	DriverCleared   Point = "crashpoint-driver-cleared"
+	DriverReleased  Point = "crashpoint-driver-released"
+	DriverBack      Point = "crashpoint-driver-back"
 	FreeVLAN        Point = "crashpoint-free-vlan"
 	FreeAfter       Point = "crashpoint-free-after"
 	AddressReturned Point = "crashpoint-address-returned"
@@ -68,10 +74,11 @@ const (
 // Points returns all points, in their order.
 func Points() []Point {
 	return []Point{
-		JournalBefore, JournalAfter, AddressBefore, AddressAfter, SetupBefore, SetupAfter, StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
+		JournalBefore, JournalAfter, AddressBefore, AddressAfter, SetupBefore, DriverChosen, DriverUnbound, DriverBound, SetupAfter,
+		StatusBefore, StatusAfter, RowBefore, RowAfter, Prepared,
 		SandboxRun, AttachBefore, AttachMoved, MetadataBefore, MetadataAfter, CDIBefore, CDIAfter,
 		DetachBefore, DetachMoved, DetachRestored, SandboxStopped,
-		UnprepareBefore, FreeBefore, FreeVLAN, FreeAfter, AddressReturned, Forgotten, Unprepared,
+		UnprepareBefore, FreeBefore, DriverCleared, DriverReleased, DriverBack, FreeVLAN, FreeAfter, AddressReturned, Forgotten, Unprepared,
 		PublishBefore, PublishAfter, RestoreBefore, RestoreRows,
 	}
 }

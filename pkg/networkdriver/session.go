@@ -254,7 +254,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	})
 	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantine: s.quarantine}
 	s.sriov = sriovRunner(runner, sriov.Params{
-		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{},
+		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{}, Drivers: &sriov.Drivers{},
 		Owners: nicowner.Default,
 		Work:   sriov.NewPFWork(),
 	})

@@ -107,6 +107,12 @@ apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata: {name: unnamed, namespace: NAMESPACE}
 spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: dummy}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: vfio, namespace: NAMESPACE}
+spec: {spec: {devices: {requests: [{name: net, exactly: {deviceClassName: vf}}],
+  config: [{opaque: {driver: DRIVER, parameters: {driver: vfio-pci, vlan: 1001}}}]}}}
 `
 
 // networkObjects are networks of all benches, and templates of claims that join them.

@@ -68,45 +68,53 @@ type place struct {
 	after time.Duration
 	// many says that there are 20 rounds in the whole form: what is interrupted is a change of the kernel's.
 	many bool
+	// vfio says that what comes there is a VF whose driver changes.
+	vfio bool
 	// short are the faults at this point that the short form has.
 	short []string
 }
 
 var places = []place{
-	{crashpoint.JournalBefore, "before the journal's entry", starting, 0, false, nil},
-	{crashpoint.JournalAfter, "after the journal's entry", starting, 0, false, nil},
-	{crashpoint.AddressBefore, "before an address is taken", starting, 0, false, nil},
-	{crashpoint.AddressAfter, "after an address is taken", starting, 0, false, nil},
-	{crashpoint.SetupBefore, "before Setup", starting, 0, false, nil},
-	{crashpoint.SetupAfter, "after Setup", starting, 0, false, []string{kill}},
-	{crashpoint.StatusBefore, "before the claim's status", starting, 0, false, nil},
-	{crashpoint.StatusAfter, "after the claim's status", starting, 0, false, nil},
-	{crashpoint.RowBefore, "before the allocation's row", starting, 0, false, nil},
-	{crashpoint.RowAfter, "after the allocation's row", starting, 0, false, nil},
-	{crashpoint.Prepared, "at Prepare's answer", starting, 0, false, nil},
-	{crashpoint.Prepared, "between Prepare and sandbox", starting, 100 * time.Millisecond, false, []string{kill}},
-	{crashpoint.SandboxRun, "when the sandbox starts", starting, 0, false, nil},
-	{crashpoint.AttachBefore, "before the move into the pod", starting, 0, true, nil},
-	{crashpoint.AttachMoved, "after the move into the pod", starting, 0, true, []string{kill, stop, remove}},
-	{crashpoint.MetadataBefore, "before the metadata file", starting, 0, true, nil},
-	{crashpoint.MetadataAfter, "after the metadata file", starting, 0, true, nil},
-	{crashpoint.CDIBefore, "before the CDI file", starting, 0, true, nil},
-	{crashpoint.CDIAfter, "after the CDI file", starting, 0, true, nil},
-	{crashpoint.DetachBefore, "before the move home", ending, 0, true, nil},
-	{crashpoint.DetachMoved, "after the move home", ending, 0, true, []string{kill}},
-	{crashpoint.DetachRestored, "after the link is restored", ending, 0, true, nil},
-	{crashpoint.SandboxStopped, "between StopPodSandbox and Unprepare", ending, 50 * time.Millisecond, false, nil},
-	{crashpoint.UnprepareBefore, "before Unprepare", ending, 0, false, nil},
-	{crashpoint.FreeBefore, "before Free", ending, 0, true, nil},
-	{crashpoint.FreeVLAN, "after the VLAN is back", ending, 0, true, []string{kill}},
-	{crashpoint.FreeAfter, "after Free", ending, 0, true, nil},
-	{crashpoint.AddressReturned, "after an address is given back", ending, 0, false, nil},
-	{crashpoint.Forgotten, "after the journal's entry is removed", ending, 0, false, nil},
-	{crashpoint.Unprepared, "after Unprepare's answer", ending, 50 * time.Millisecond, false, nil},
-	{crashpoint.PublishBefore, "before publication", booting, 0, false, nil},
-	{crashpoint.PublishAfter, "after publication", booting, 0, false, nil},
-	{crashpoint.RestoreBefore, "before the restored rows", booting, 0, false, nil},
-	{crashpoint.RestoreRows, "after the restored rows", booting, 0, false, []string{kill}},
+	{crashpoint.JournalBefore, "before the journal's entry", starting, 0, false, false, nil},
+	{crashpoint.JournalAfter, "after the journal's entry", starting, 0, false, false, nil},
+	{crashpoint.AddressBefore, "before an address is taken", starting, 0, false, false, nil},
+	{crashpoint.AddressAfter, "after an address is taken", starting, 0, false, false, nil},
+	{crashpoint.SetupBefore, "before Setup", starting, 0, false, false, nil},
+	{crashpoint.DriverChosen, "before the driver is unbound", starting, 0, false, true, nil},
+	{crashpoint.DriverUnbound, "after the driver is unbound", starting, 0, false, true, []string{kill}},
+	{crashpoint.DriverBound, "after vfio-pci is bound", starting, 0, false, true, nil},
+	{crashpoint.SetupAfter, "after Setup", starting, 0, false, false, []string{kill}},
+	{crashpoint.StatusBefore, "before the claim's status", starting, 0, false, false, nil},
+	{crashpoint.StatusAfter, "after the claim's status", starting, 0, false, false, nil},
+	{crashpoint.RowBefore, "before the allocation's row", starting, 0, false, false, nil},
+	{crashpoint.RowAfter, "after the allocation's row", starting, 0, false, false, nil},
+	{crashpoint.Prepared, "at Prepare's answer", starting, 0, false, false, nil},
+	{crashpoint.Prepared, "between Prepare and sandbox", starting, 100 * time.Millisecond, false, false, []string{kill}},
+	{crashpoint.SandboxRun, "when the sandbox starts", starting, 0, false, false, nil},
+	{crashpoint.AttachBefore, "before the move into the pod", starting, 0, true, false, nil},
+	{crashpoint.AttachMoved, "after the move into the pod", starting, 0, true, false, []string{kill, stop, remove}},
+	{crashpoint.MetadataBefore, "before the metadata file", starting, 0, true, false, nil},
+	{crashpoint.MetadataAfter, "after the metadata file", starting, 0, true, false, nil},
+	{crashpoint.CDIBefore, "before the CDI file", starting, 0, true, false, nil},
+	{crashpoint.CDIAfter, "after the CDI file", starting, 0, true, false, nil},
+	{crashpoint.DetachBefore, "before the move home", ending, 0, true, false, nil},
+	{crashpoint.DetachMoved, "after the move home", ending, 0, true, false, []string{kill}},
+	{crashpoint.DetachRestored, "after the link is restored", ending, 0, true, false, nil},
+	{crashpoint.SandboxStopped, "between StopPodSandbox and Unprepare", ending, 50 * time.Millisecond, false, false, nil},
+	{crashpoint.UnprepareBefore, "before Unprepare", ending, 0, false, false, nil},
+	{crashpoint.FreeBefore, "before Free", ending, 0, true, false, nil},
+	{crashpoint.DriverCleared, "before vfio-pci is unbound", ending, 0, false, true, nil},
+	{crashpoint.DriverReleased, "after vfio-pci is unbound", ending, 0, false, true, []string{kill}},
+	{crashpoint.DriverBack, "after the driver is back", ending, 0, false, true, nil},
+	{crashpoint.FreeVLAN, "after the VLAN is back", ending, 0, true, false, []string{kill}},
+	{crashpoint.FreeAfter, "after Free", ending, 0, true, false, nil},
+	{crashpoint.AddressReturned, "after an address is given back", ending, 0, false, false, nil},
+	{crashpoint.Forgotten, "after the journal's entry is removed", ending, 0, false, false, nil},
+	{crashpoint.Unprepared, "after Unprepare's answer", ending, 50 * time.Millisecond, false, false, nil},
+	{crashpoint.PublishBefore, "before publication", booting, 0, false, false, nil},
+	{crashpoint.PublishAfter, "after publication", booting, 0, false, false, nil},
+	{crashpoint.RestoreBefore, "before the restored rows", booting, 0, false, false, nil},
+	{crashpoint.RestoreRows, "after the restored rows", booting, 0, false, false, []string{kill}},
 }
 
 // matrix is each fault at each point.
@@ -156,6 +164,9 @@ func (b *bench) interrupt(ctx context.Context, p place, fault string, number int
 	var names []string
 	var err error
 	start := func() error {
+		if p.vfio {
+			kinds[0] = kind{template: "vfio", shape: shapes[number%3]}
+		}
 		names, err = b.createAll(ctx, kinds...)
 		return err
 	}

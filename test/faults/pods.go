@@ -43,7 +43,7 @@ var vlans = []int{firstVLAN, firstVLAN + 1, firstVLAN + 2, staysVLAN}
 
 // kind is a kind of pod.
 type kind struct {
-	template string // vf, dummy, netVF or netDummy
+	template string // vf, vfio, dummy, netVF or netDummy
 	vlan     int
 	shape    string
 	// claim is the name of the claim that the pod shares with others, instead of one of its own.
@@ -70,13 +70,18 @@ func (b *bench) create(ctx context.Context, name string, k kind) error {
 		template = fmt.Sprintf("vf-%d", k.vlan)
 		work = fmt.Sprintf("while :; do arping -q -c 1 -w 1 -I %s 192.0.2.%d >/dev/null 2>&1; sleep 0.5; done", ifName, k.vlan-firstVLAN+1)
 	}
+	// Globs and echo are the shell's own: this is the container's first instruction.
+	look := "cd /sys/class/net && echo *"
+	if template == "vfio" {
+		look = "cd /dev/vfio && echo * | sed 's/[0-9][0-9]* vfio/" + ifName + "/'"
+	}
 	container := func(of, then string, lists bool) corev1.Container {
 		c := corev1.Container{
 			Name: of, Image: lab.TestImage, ImagePullPolicy: corev1.PullIfNotPresent,
-			// Globs and echo are the shell's own: this is the container's first instruction.
-			Command:         []string{"sh", "-c", fmt.Sprintf("cd /sys/class/net && echo * >>/seen/%s.%s; %s", name, of, then)},
-			VolumeMounts:    []corev1.VolumeMount{{Name: "seen", MountPath: "/seen"}},
-			SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+			Command:      []string{"sh", "-c", fmt.Sprintf("{ %s; } >>/seen/%s.%s; %s", look, name, of, then)},
+			VolumeMounts: []corev1.VolumeMount{{Name: "seen", MountPath: "/seen"}},
+			// Whoever is privileged sees all devices of the node.
+			SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(template != "vfio")},
 		}
 		if lists {
 			c.Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
@@ -137,6 +142,9 @@ func (b *bench) running(ctx context.Context, names ...string) error {
 	}
 	return b.eventually(ctx, "devices", func(ctx context.Context) string {
 		for _, name := range names {
+			if strings.Contains(name, "-vfio-") {
+				continue // its containers have the device, or were not started
+			}
 			out, err := b.inPod(ctx, name, "ip -o link show up dev "+ifName)
 			if err != nil {
 				return err.Error()

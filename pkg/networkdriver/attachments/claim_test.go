@@ -12,6 +12,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 var ref = tables.ClaimRef{Namespace: "default", Name: "claim", UID: "claim-of-pod"}
@@ -44,6 +45,35 @@ func TestPrepareAndRelease(t *testing.T) {
 
 	require.NoError(t, f.release(t.Context(), "pod"))
 	require.Empty(t, f.world.takeCalls(), "a claim without rows costs nothing")
+}
+
+// A device whose Setup failed may have another driver by then: it is freed as one whose Setup did not, and tried again until that
+// succeeds.
+func TestSetupWithDriverFails(t *testing.T) {
+	errTest := errors.New("test")
+	for _, freed := range []bool{true, false} {
+		f := newFixture(t)
+		row, _ := f.newRow("pod", "a", 1)
+		row.Config = types.DeviceConfig{Driver: types.DriverVFIO}
+		f.world.fail["setup a"] = errTest
+		if !freed {
+			f.world.fail["free a"] = errors.New("in use")
+		}
+		claim := f.lock()
+		require.ErrorIs(t, claim.Prepare(t.Context(), Plan{Claim: ref, SetUp: []*tables.DRAAllocation{row}}), errTest)
+		claim.Unlock()
+		require.Equal(t, []string{"setup a", "free a"}, f.world.takeCalls())
+		if freed {
+			require.Empty(t, f.rows())
+			require.Empty(t, f.world.noted, "the journal has no entry any more")
+			continue
+		}
+		require.True(t, f.row("a").Releasing)
+		require.Equal(t, map[string]bool{"a": false}, f.world.noted)
+		delete(f.world.fail, "free a")
+		require.Zero(t, f.giveBackReleasing(t.Context()))
+		require.Empty(t, f.rows())
+	}
 }
 
 // Nobody brings a device that is being freed back into its pod: neither a container that is started, nor a runtime that

@@ -135,7 +135,7 @@ func (r *Room) suspects(ctx context.Context) []kubetypes.UID {
 // strayed says whether the device's link is not where the row says. Virtual links are not looked for: a pod that deletes
 // one has no use for it.
 func (r *Room) strayed(ctx context.Context, row *tables.DRAAllocation) bool {
-	if row.Attachment == nil || !row.PreparedDevice.Link().Physical() {
+	if link := row.PreparedDevice.Link(); row.Attachment == nil || link.IsZero() || !link.Physical() {
 		return false
 	}
 	place := podnet.InPod

@@ -4,6 +4,7 @@
 package attachments
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,10 @@ func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
 			gate.Requests = append(gate.Requests, row.Request)
 			gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
+			if e := types.ExposureOf(row.PreparedDevice, row.Config); e.Address != "" {
+				gate.PodClaim = cmp.Or(row.PodClaim, row.ClaimName)
+				gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, Exposure: e})
+			}
 			// Of a device with several links it is not known which one is meant.
 			if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {
 				gate.Hardware = append(gate.Hardware, gatehook.Device{Bus: id.Bus, Name: id.Device})
@@ -140,6 +145,19 @@ func (r *Room) Admit(s Sandbox, environment, devices []string) error {
 		}
 	}
 	return nil
+}
+
+// LocksMemory says whether a program of a container with this environment drives a device itself. The memory that the device
+// reaches is locked then, all that the program has for it.
+func (r *Room) LocksMemory(environment []string) bool {
+	for _, marker := range cdi.MarkersIn(environment) {
+		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(marker.Claim)) {
+			if types.ExposureOf(row.PreparedDevice, row.Config).Address != "" {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // InUse refuses a second pod of the row's claim.

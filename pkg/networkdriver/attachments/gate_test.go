@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
 )
 
@@ -126,6 +127,47 @@ func TestGateFollowsTheDevices(t *testing.T) {
 	require.Equal(t, "s2 net,user", f.gate("pod"))
 	require.NoError(t, f.release(t.Context(), "pod"))
 	require.Empty(t, f.gate("pod"))
+}
+
+// driven is a device that programs drive themselves.
+type driven struct{ fakeDevice }
+
+func (d driven) Exposure(config types.DeviceConfig) types.Exposure {
+	if config.Driver == "" {
+		return types.Exposure{}
+	}
+	return types.Exposure{Address: d.Name, Nodes: []string{"/dev/" + d.Name}}
+}
+
+// Containers get the nodes of such a device for as long as it is in their sandbox, and may lock memory.
+func TestGateOfDrivenDevice(t *testing.T) {
+	f := newFixture(t)
+	f.prepare("pod", "a", 1)
+	row, dev := f.newRow("pod", "vfio", -1)
+	row.PreparedDevice, row.Config, row.PodClaim = driven{dev}, types.DeviceConfig{Driver: types.DriverVFIO}, "nets"
+	f.insert(row)
+	plain, dev := f.newRow("pod", "bound", -1)
+	plain.PreparedDevice = driven{dev}
+	f.insert(plain)
+	f.prepare("other", "b", 2)
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
+	require.Equal(t, "nets", f.world.opened.PodClaim)
+	require.Equal(t, []cdi.Exposed{{Request: "net", Exposure: types.Exposure{Address: "vfio", Nodes: []string{"/dev/vfio"}}}}, f.world.opened.Exposed)
+	require.True(t, f.LocksMemory(marked("pod", "s1")))
+	require.False(t, f.LocksMemory([]string{"PATH=/bin"}))
+	require.False(t, f.LocksMemory(marked("other", "s1")))
+
+	f.world.takeCalls()
+	f.Ensure(t.Context(), func(kubetypes.UID) []Sandbox { return []Sandbox{newSandbox("pod", "s1")} })
+	require.Empty(t, f.world.takeCalls(), "it has no link that could have left")
+	require.NoError(t, f.Detach(t.Context(), newSandbox("pod", "s1")))
+	require.Empty(t, f.gate("pod"))
+
+	row.PodClaim = ""
+	require.NoError(t, f.release(t.Context(), "pod"))
+	f.insert(row)
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s2")))
+	require.Equal(t, "claim", f.world.opened.PodClaim, "a named claim is called what it is")
 }
 
 // A gate that stays closed is an attach that failed, and nothing is left in the pod.

@@ -59,7 +59,7 @@ func (r *Room) Owe(claim tables.ClaimRef) {
 }
 
 // setUp sets the row's device up. Before it is changed the journal knows what it was found as. When that fails nothing
-// is left behind.
+// is left behind, or the row is returned, for the device to be freed.
 func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DRAAllocation, error) {
 	found, err := r.world.Remember(ctx, row.PreparedDevice, row.Config)
 	if err != nil {
@@ -78,7 +78,11 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 		crashpoint.Here(crashpoint.SetupAfter)
 	}
 	if err != nil {
-		if !r.has(row) {
+		switch {
+		case r.has(row):
+		case row.Config.Driver != "":
+			return row, err // which driver it has now is for Free to look at
+		default:
 			r.world.Return(context.WithoutCancel(ctx), row)
 			err = errors.Join(err, r.world.Forget(row))
 		}

@@ -86,8 +86,18 @@ func (o *Outside) Setup(ctx context.Context, dev types.Device, config types.Devi
 	return dev.Setup(ctx, config)
 }
 
-// Free implements [World].
+// Free implements [World]. A device that had another driver has its link back before.
 func (o *Outside) Free(ctx context.Context, dev types.Device, config types.DeviceConfig) error {
+	if r, ok := dev.(types.Rebindable); ok {
+		home, err := r.BindBack(ctx)
+		if err == nil && home != dev {
+			err = o.Detach(ctx, "", home)
+		}
+		if err != nil {
+			return err
+		}
+		dev = home
+	}
 	return dev.Free(ctx, config)
 }
 

@@ -16,6 +16,8 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 const (
@@ -87,6 +89,51 @@ func TestMarkersOfOneEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.ElementsMatch(t, []Marker{{claim, "s"}, {other, "s"}}, markers)
 	require.Empty(t, MarkersIn([]string{"A=b", markerPrefix + "X", markerPrefix + "X=y", "X" + markerPrefix + "X=y/z"}))
+}
+
+// TestExposed gives a container the devices of the requests that it lists, and of no others.
+func TestExposed(t *testing.T) {
+	folder := t.TempDir()
+	f := newFiles(t, folder)
+	gate := gateOf(claim, "s", "lan/fast", "wan", "net")
+	gate.PodClaim = "my-nets"
+	gate.Exposed = []Exposed{ // nodes that any machine has
+		{"lan/fast", types.Exposure{Address: "0000:01:10.0", Nodes: []string{"/dev/null", "/dev/zero"}}},
+		{"lan/fast", types.Exposure{Address: "0000:01:10.2", Nodes: []string{"/dev/null", "/dev/full"}}},
+		{"wan", types.Exposure{Address: "0000:02:10.0", Nodes: []string{"/dev/null", "/dev/random"}}},
+	}
+	require.NoError(t, f.OpenGate(gate))
+	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(folder))
+	require.NoError(t, err)
+	require.Empty(t, cache.GetErrors())
+	for _, tt := range []struct {
+		request    string
+		env, nodes []string
+	}{
+		{"lan", []string{"PCIDEVICE_MY_NETS_LAN=0000:01:10.0,0000:01:10.2"}, []string{"/dev/full", "/dev/null", "/dev/zero"}},
+		{"wan", []string{"PCIDEVICE_MY_NETS_WAN=0000:02:10.0"}, []string{"/dev/null", "/dev/random"}},
+		{"net", nil, nil},
+	} {
+		spec := &oci.Spec{Process: &oci.Process{User: oci.User{UID: 1000, GID: 1000}}}
+		_, err = cache.InjectDevices(spec, ID(driver, claim, tt.request))
+		require.NoError(t, err)
+		require.ElementsMatch(t, tt.env, spec.Process.Env[1:], "beside the marker")
+		var nodes []string
+		if spec.Linux == nil {
+			spec.Linux = &oci.Linux{}
+		}
+		for _, d := range spec.Linux.Devices {
+			nodes = append(nodes, d.Path)
+			require.Equal(t, uint32(1000), *d.UID, "the container's user can open it")
+		}
+		require.Equal(t, tt.nodes, nodes)
+		if tt.nodes == nil {
+			continue
+		}
+		require.Len(t, spec.Linux.Resources.Devices, len(nodes))
+		require.Equal(t, "rw", spec.Linux.Resources.Devices[0].Access)
+	}
+	require.True(t, f.WasOpened(claim, "s"))
 }
 
 // TestVersion is the lowest that holds what is written, as older runtimes refuse what they do not know.

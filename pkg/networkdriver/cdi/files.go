@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
 	"github.com/cilium/networkdriver/pkg/statedir"
 )
@@ -87,10 +88,20 @@ type Gate struct {
 	Requests []string
 	// Sandbox is the runtime's name of the sandbox, and NetNS the path of its network namespace.
 	Sandbox, NetNS string
+	// Exposed are the devices that programs drive themselves.
+	Exposed []Exposed
+	// PodClaim is what the pod calls the claim, by which programs find their devices.
+	PodClaim string
 	// Hardware are the claim's devices that have one interface each, which is in the sandbox.
 	Hardware []gatehook.Device
 	// ClaimName and Pod are the namespaces and names of the claim and of the pod that has its devices, for people.
 	ClaimName, Pod string
+}
+
+// Exposed is a device that a program drives itself, with the request that it is of.
+type Exposed struct {
+	Request string
+	types.Exposure
 }
 
 // OpenGate lets containers start that list one of the claim's requests, and marks them with the sandbox that the devices
@@ -322,7 +333,6 @@ func (f *Files) contents(g Gate) (o *opening, err error) {
 // spec has a device for each request, as a container may list one only. What is common to them is done once for a container.
 func (f *Files) spec(g Gate, common specs.ContainerEdits) ([]byte, error) {
 	spec := &specs.Spec{Kind: f.vendor + "/" + class, ContainerEdits: common}
-	edits := specs.ContainerEdits{Env: []string{Marker{g.Claim, g.Sandbox}.variable()}}
 	var names []string
 	for _, request := range g.Requests {
 		names = append(names, deviceName(g.Claim, request))
@@ -332,13 +342,33 @@ func (f *Files) spec(g Gate, common specs.ContainerEdits) ([]byte, error) {
 		if _, _, _, err := parser.ParseQualifiedName(parser.QualifiedName(f.vendor, class, name)); err != nil {
 			return nil, err
 		}
-		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits})
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: g.edits(name)})
 	}
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return nil, err
 	}
 	return json.Marshal(spec)
+}
+
+// edits are those of the containers that list the request of the device. Who owns the nodes in a container is left to the runtime,
+// which makes them the container's user's.
+func (g Gate) edits(device string) specs.ContainerEdits {
+	edits := specs.ContainerEdits{Env: []string{Marker{g.Claim, g.Sandbox}.variable()}}
+	var addresses, nodes []string
+	for _, e := range g.Exposed {
+		if deviceName(g.Claim, e.Request) == device {
+			addresses, nodes = append(addresses, e.Address), append(nodes, e.Nodes...)
+		}
+	}
+	if len(addresses) > 0 {
+		edits.Env = append(edits.Env, addressVariable(g.PodClaim, device[len(g.Claim)+1:])+"="+strings.Join(addresses, ","))
+	}
+	slices.Sort(nodes)
+	for _, node := range slices.Compact(nodes) {
+		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{Path: node, Permissions: "rw"})
+	}
+	return edits
 }
 
 // write makes the files of a claim what they shall be: what the hook reads is there before a runtime is told of the hook.

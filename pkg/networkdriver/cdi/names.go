@@ -54,6 +54,21 @@ func (m Marker) variable() string {
 	return markerPrefix + strings.ToUpper(hex.EncodeToString(sum[:6])) + "=" + string(m.Claim) + "/" + m.Sandbox
 }
 
+// addressVariable is the name of the environment variable with the addresses of the devices of a request. It is that of the
+// device plugin of the SR-IOV network operator, but for what comes after the prefix.
+func addressVariable(podClaim, request string) string {
+	return "PCIDEVICE_" + strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z':
+			return r - 'a' + 'A'
+		case 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+			return r
+		default:
+			return '_'
+		}
+	}, podClaim+"_"+request)
+}
+
 // MarkersIn returns the markers in a container's environment. Whoever writes the pod may write any.
 func MarkersIn(environment []string) []Marker {
 	var markers []Marker

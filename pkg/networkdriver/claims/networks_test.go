@@ -38,6 +38,9 @@ func TestMayAsk(t *testing.T) {
 			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsNetworkOnly, `{"routes":[{"to":"2001:db8::/32","via":"fe80::1"}]}`, `request "net": parameters: routes: claims may not choose the routes of devices of pool pool ` +
 			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
+		{v2alpha1.ClaimsAny, `{"driver":"vfio-pci"}`, ""},
+		{v2alpha1.ClaimsNetworkOnly, `{"driver":"vfio-pci"}`, `request "net": parameters: driver: claims may not have programs drive devices of pool pool ` +
+			`(its claims field is NetworkOnly): leave driver and vhost to the device class, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsNone, `{}`, ""},
 		{v2alpha1.ClaimsNone, `{"podIfName":"net1"}`, `request "net": parameters: claims may not have parameters for devices of pool pool (its claims field is None): ` +
 			`their device class says what they are`},
@@ -199,6 +202,37 @@ func TestPrepareJoins(t *testing.T) {
 	require.EqualError(t, err, "prepare claim default/c: network storage: there is none")
 	require.False(t, IsPermanent(err), "somebody may make it")
 	require.Empty(t, f.host.takeCalls())
+}
+
+// TestPrepareForProgram prepares a device that a program drives itself: it takes no name in the pod, and the program is told of it by
+// what the pod calls the claim.
+func TestPrepareForProgram(t *testing.T) {
+	f := newFixture(t, "a", "b")
+	claim := newClaim("c", with("net", "a"), with("user", "b"), fromClaim(`{"podIfName":"net1"}`, "net"), fromClaim(`{"driver":"vfio-pci","vlan":5}`, "user"))
+	claim.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "nets"}
+	_, err := f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.Equal(t, "nets", f.row("b").PodClaim)
+	require.Empty(t, f.row("a").PodClaim, "an agent that knows no drivers can read its journal entry")
+	require.Empty(t, ifName(f.row("b").Config, f.row("b").PreparedDevice))
+
+	record := changed(func(r *types.Record) {
+		r.Version, r.Config = types.RecordVersionDriver, types.DeviceConfig{Driver: types.DriverVFIO}
+	})
+	claim = newClaim("c", forPod("p"), with("net", "a"), fromClaim(`{"driver":"vfio-pci"}`), recorded("a", record))
+	claim.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: "nets"}
+	r := newRestored(t, newFakeAPI(claim))
+	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+	require.Equal(t, "nets", r.row("a").PodClaim)
+}
+
+// TestRestoreImpossible does not believe a record of what its device cannot have been prepared for.
+func TestRestoreImpossible(t *testing.T) {
+	record := goodRecord("dummy0", "p")
+	r := newRestored(t, newFakeAPI(newClaim("c", forPod("p"), with("net", "dummy0"), fromClaim(parameters), recorded("dummy0", record))))
+	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
+	require.Empty(t, r.rows())
+	require.Contains(t, r.log.String(), "the device cannot have been prepared for the record's configuration: vlan: a dummy device has no VLAN filter")
 }
 
 // TestPrepareCertainAddresses asks for addresses of a network, and refuses those that it does not give before anything is touched.

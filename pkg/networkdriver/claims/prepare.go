@@ -161,7 +161,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		if w.device == nil {
 			plan.Keep = append(plan.Keep, w.row)
 		} else {
-			plan.SetUp = append(plan.SetUp, newRow(ref, pod, w))
+			row := newRow(ref, pod, w)
+			row.PodClaim = podClaimOf(claim, w.config)
+			plan.SetUp = append(plan.SetUp, row)
 		}
 	}
 	if err := held.Prepare(ctx, plan); err != nil {
@@ -228,6 +230,9 @@ func needsSetup(row *tables.DRAAllocation) bool {
 
 // ifName is the name that the device's link will have in the pod; empty for a device without one.
 func ifName(config types.DeviceConfig, device types.Device) string {
+	if config.Driver != "" {
+		return ""
+	}
 	if config.PodIfName != "" {
 		return config.PodIfName
 	}
@@ -341,7 +346,7 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		if err := p.Room.Validate(w.device, w.config); err != nil {
 			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
 		}
-		if name := w.device.KernelIfName(); w.config.PodIfName == "" && name != "" {
+		if name := ifName(w.config, w.device); w.config.PodIfName == "" && name != "" {
 			if err := types.ValidatePodIfName(name); err != nil {
 				return permanentError{fmt.Errorf("request %q: device %s: parameters: podIfName is needed, since the interface's own name cannot be kept: %w",
 					w.request, w.name, err)}
@@ -427,6 +432,15 @@ func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted
 		PodName:        pod.Name,
 		Request:        w.request,
 	}
+}
+
+// podClaimOf is what the pod calls the claim, as far as the claim tells: one that was made from a template does. It is for
+// programs that drive a device themselves.
+func podClaimOf(claim *resourceapi.ResourceClaim, config types.DeviceConfig) string {
+	if config.Driver == "" {
+		return ""
+	}
+	return claim.Annotations[resourceapi.PodResourceClaimAnnotation]
 }
 
 func (p *Preparer) resultOf(devices []*wanted) Result {

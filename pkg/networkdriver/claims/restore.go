@@ -508,6 +508,9 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 	if name := prepared.IfName(); name != device {
 		return nil, fmt.Errorf("the record is for device %.64q", name)
 	}
+	if err := prepared.Validate(record.Config); err != nil {
+		return nil, fmt.Errorf("the device cannot have been prepared for the record's configuration: %w", err)
+	}
 	return &tables.DRAAllocation{
 		DeviceName:     device,
 		Manager:        record.Manager,
@@ -518,6 +521,7 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		ClaimNamespace: c.object.Namespace,
 		ClaimName:      c.object.Name,
 		PodName:        podName,
+		PodClaim:       podClaimOf(c.object, record.Config),
 		Held:           true,
 		Releasing:      former,
 	}, nil

@@ -183,7 +183,7 @@ func (j *Journal) Note(row *tables.DRAAllocation, settled bool) error {
 		Version: version, Driver: j.DriverName, Node: j.NodeName, Pool: row.Pool, BootID: j.BootID,
 		Name: row.DeviceName, Manager: row.Manager, Device: device,
 		ClaimNamespace: row.ClaimNamespace, ClaimName: row.ClaimName, ClaimUID: row.ClaimUID,
-		PodName: row.PodName, PodUID: row.PodUID, Request: row.Request, Config: row.Config, Settled: settled,
+		PodName: row.PodName, PodUID: row.PodUID, Request: row.Request, Config: row.Config, PodClaim: row.PodClaim, Settled: settled,
 	}
 	data, err := json.Marshal(e)
 	if err == nil && len(data) > maxSize {

@@ -66,6 +66,13 @@ func TestJournal(t *testing.T) {
 	require.Equal(t, []string{"a", "sr-iov", "pool", "default/claim", "default/pod", "true", ""}, a.TableRow())
 	require.Len(t, a.TableHeader(), len(a.TableRow()))
 
+	driven := row("c").With(func(r *tables.DRAAllocation) {
+		r.Config, r.PodClaim = types.DeviceConfig{Driver: types.DriverVFIO}, "nets"
+	})
+	require.NoError(t, j.Note(driven, true))
+	require.Equal(t, driven, open(t, dir, "boot", log).Entries()[2].Row(device{}))
+	require.NoError(t, j.Forget(driven))
+
 	other := row("a").With(func(r *tables.DRAAllocation) { r.ClaimUID = "other" })
 	require.NoError(t, again.Forget(other))
 	require.Len(t, again.Entries(), 2, "another claim's entry stays")

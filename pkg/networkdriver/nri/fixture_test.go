@@ -114,6 +114,10 @@ func (p *fakePods) Admit(s attachments.Sandbox, environment, devices []string) e
 	return p.admit
 }
 
+func (p *fakePods) LocksMemory(environment []string) bool {
+	return slices.Contains(environment, "DPDK=yes")
+}
+
 func (p *fakePods) Attach(ctx context.Context, s attachments.Sandbox) error {
 	if err := p.enter(ctx, "attach "+s.ID, s); err != nil {
 		return err

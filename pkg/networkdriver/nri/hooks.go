@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
+	"golang.org/x/sys/unix"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
@@ -28,6 +29,9 @@ const hookShare = 0.75
 // releaseTimeout bounds bringing devices home, which goes on when the hook has given up.
 const releaseTimeout = 10 * time.Second
 
+// memlock is the limit of what a process may lock of its memory. What a pod may have at all is limited otherwise.
+const memlock = "RLIMIT_MEMLOCK"
+
 // Pods are the pods' devices, as far as the runtime's events are about them; [attachments.Room] is the one.
 type Pods interface {
 	// HasDevices says whether the pod has a device.
@@ -36,6 +40,8 @@ type Pods interface {
 	InPlace(pod kubetypes.UID, sandboxID string) bool
 	// Admit says why a container with this environment and these CDI devices must not start in the sandbox.
 	Admit(s attachments.Sandbox, environment, devices []string) error
+	// LocksMemory says whether a program of a container with this environment needs to lock all the memory that it has.
+	LocksMemory(environment []string) bool
 	// Attach puts all devices of the pod into the sandbox, or none.
 	Attach(ctx context.Context, s attachments.Sandbox) error
 	// Detach brings home what is in this sandbox.
@@ -104,7 +110,7 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 func (h *Hooks) Sandboxes(namespace string) []attachments.Sandbox { return h.sandboxes.in(namespace) }
 
 // CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it, and one that uses
-// the claim of another pod. It is what keeps a pod from running bare when its sandbox started while the driver was away.
+// the claim of another pod. Programs that drive a device may lock their memory. It is what keeps a pod from running bare when its sandbox started while the driver was away.
 func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	s := sandboxOf(pod)
 	var err error
@@ -124,7 +130,12 @@ func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	if err != nil {
 		return nil, nil, fmt.Errorf("container %s is not started without its pod's devices: %w", ctr.GetName(), err)
 	}
-	return nil, nil, nil
+	if !h.pods.LocksMemory(ctr.GetEnv()) {
+		return nil, nil, nil
+	}
+	adjustment := &api.ContainerAdjustment{}
+	adjustment.AddRlimit(memlock, unix.RLIM_INFINITY, unix.RLIM_INFINITY)
+	return adjustment, nil, nil
 }
 
 // StopPodSandbox brings home the devices that are in this sandbox, not those that a newer sandbox of the same pod

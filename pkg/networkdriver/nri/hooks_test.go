@@ -60,6 +60,27 @@ func TestHooks(t *testing.T) {
 	require.Equal(t, []string{"detach s1", "detach s1"}, f.pods.takeCalls())
 }
 
+// A program that drives a device itself may lock its memory, and no other.
+func TestLocksMemory(t *testing.T) {
+	f := newFixture(t)
+	for _, tt := range []struct {
+		env  []string
+		want *api.ContainerAdjustment
+	}{
+		{[]string{"DPDK=no"}, nil},
+		{[]string{"DPDK=yes"}, &api.ContainerAdjustment{Rlimits: []*api.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Hard: 1<<64 - 1, Soft: 1<<64 - 1}}}},
+	} {
+		adjustment, updates, err := f.hooks.CreateContainer(t.Context(), newSandbox("pod", "s1"), &api.Container{Name: "app", Env: tt.env})
+		require.NoError(t, err)
+		require.Nil(t, updates)
+		require.Equal(t, tt.want, adjustment)
+	}
+	f.pods.admit = errors.New("claim is in use")
+	adjustment, _, err := f.hooks.CreateContainer(t.Context(), newSandbox("pod", "s1"), &api.Container{Env: []string{"DPDK=yes"}})
+	require.Error(t, err)
+	require.Nil(t, adjustment)
+}
+
 // Every pod's sandbox is remembered while it runs, and a pod without a claim costs nothing else.
 func TestSandboxesAreRemembered(t *testing.T) {
 	f := newFixture(t)

@@ -57,7 +57,10 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 	}
 	// Without a record on the PF there is nothing to compare.
 	now, onRecord := records[pf].settings[d.VFID]
-	want := d.expected(settingsFor(cfg))
+	want := d.expected(d.settingsFor(cfg))
+	if trust := want.Rights.Trust; trust != nil && *trust {
+		want.MAC = "" // a program that the PF trusts may take another one
+	}
 	if differ := differences(now, want); onRecord && len(differ) > 0 {
 		reason := fmt.Sprintf("the PF has it with %s instead of %s", differ[0].describe(now), differ[0].describe(want))
 		if now.VLAN == want.VLAN && now.VLANProto == want.VLANProto {
@@ -70,6 +73,22 @@ func (m *Manager) check(d *Device, cfg types.DeviceConfig, records map[string]*r
 		return err
 	case d.isFormer(now):
 		return errors.New("it was made anew")
+	case cfg.Driver == "":
+		return nil
+	}
+	return m.checkDriver(d, cfg.Driver)
+}
+
+// checkDriver says how what a program has of the VF is not what the claim asks for.
+func (m *Manager) checkDriver(d *Device, driver string) error {
+	now, err := m.sysfs.linkBase(d.Addr, "driver")
+	switch {
+	case err != nil:
+		return err
+	case now == "":
+		return fmt.Errorf("no driver is bound to it instead of %s", driver)
+	case now != driver:
+		return fmt.Errorf("the driver %s is bound to it instead of %s", now, driver)
 	}
 	return nil
 }

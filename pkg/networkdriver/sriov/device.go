@@ -36,10 +36,12 @@ type Device struct {
 	// Vendor and DeviceID are the PCI identifiers, such as 0x8086.
 	Vendor   string `json:"vendor"`
 	DeviceID string `json:"deviceID"`
-	// Driver is the bound kernel driver.
+	// Driver is the bound kernel driver, of a prepared device the one that it was found with.
 	Driver string `json:"driver"`
 	// PCIeRoot is the root complex, such as pci0000:00; empty if unknown.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// IOMMUGroup is nil for a device that no IOMMU stands before.
+	IOMMUGroup *int64 `json:"iommuGroup,omitempty"`
 	// NUMANode is nil if the device is near to no node in particular.
 	NUMANode *int64 `json:"numaNode,omitempty"`
 	// Rates are what the PF has made of the rates that a claim asks for, where that is something else; nil where it is not.
@@ -62,6 +64,8 @@ type Original struct {
 	PermMAC string `json:"permanentMAC,omitempty"`
 	// Incarnation tells the VF from a later one at the same PCI address; empty if unknown. It counts until the node is booted.
 	Incarnation string `json:"incarnation,omitempty"`
+	// Rebound is true for a VF that has another driver for as long as it is the claim's.
+	Rebound bool `json:"rebound,omitempty"`
 	// VF is what the PF had on record for the VF.
 	VF VFSettings `json:"vf"`
 	// Settings are what ethtool(8) sets of the interface; nil if that is not known. The journal has them and records do not.
@@ -113,6 +117,10 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 		mtu := int64(d.MTU)
 		attrs["mtu"] = resourceapi.DeviceAttribute{IntValue: &mtu}
 	}
+	if d.IOMMUGroup != nil {
+		group := *d.IOMMUGroup
+		attrs["iommuGroup"] = resourceapi.DeviceAttribute{IntValue: &group}
+	}
 	if d.NUMANode != nil {
 		node := *d.NUMANode
 		attrs[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
@@ -152,7 +160,7 @@ func (d *Device) Link() nic.Identity {
 
 func (d *Device) hasLink() bool {
 	if d.Original != nil {
-		return d.Original.Link.Name != "" || d.strayed
+		return !d.Original.Rebound && (d.Original.Link.Name != "" || d.strayed)
 	}
 	return !nic.IsUserspaceDriver(d.Driver)
 }
@@ -174,6 +182,14 @@ func (d *Device) HostState() nic.State {
 func (d *Device) Validate(cfg types.DeviceConfig) error {
 	if vlan := cfg.VLAN(); vlan < 0 || vlan > types.MaxVLAN {
 		return fmt.Errorf("vlan: %d is not in 0..%d", vlan, types.MaxVLAN)
+	}
+	switch {
+	case cfg.Vhost && cfg.Driver == "":
+		return fmt.Errorf("vhost: is for programs that drive the VF themselves, by the parameter driver: %s", types.DriverVFIO)
+	case cfg.Driver == "" && d.Original != nil && d.Original.Rebound:
+		return errors.New("driver: the VF was set up for another one than its own")
+	case cfg.Driver != "":
+		return cfg.CheckLinkless()
 	}
 	if !d.hasLink() && cfg.MTU() != 0 {
 		return fmt.Errorf("mtu: %s has no interface that could have one, it is bound to the driver %s", d.IfName(), d.Driver)
@@ -228,8 +244,18 @@ func (d *Device) Setup(ctx context.Context, cfg types.DeviceConfig) (types.Devic
 	return prepared, nil
 }
 
+// settingsFor returns what the PF is to have on record for the prepared VF. Whoever drives the VF himself asks the PF for the
+// address, which is to be the one that the VF had.
+func (d *Device) settingsFor(cfg types.DeviceConfig) VFSettings {
+	s := settingsFor(cfg)
+	if d.Original.Rebound {
+		s.MAC = d.Original.Link.MAC
+	}
+	return s
+}
+
 // Free implements [types.Device]: the interface's settings, and the VLAN and the address that the PF has for the VF, go back to
-// what Setup found. The caller vouches that the VF is still the claim's.
+// what Setup found, after [Device.BindBack]. The caller vouches that the VF is still the claim's.
 func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 	if d.Original == nil {
 		return nil
@@ -241,6 +267,7 @@ func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 	if err != nil {
 		return fmt.Errorf("free VF %s: %w", d.Addr, err)
 	}
+	d.manager.drivers.back(d.Addr)
 	return nil
 }
 

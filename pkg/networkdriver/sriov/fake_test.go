@@ -76,6 +76,7 @@ func (t *tree) device(addr, class, deviceID string) {
 	t.write(dir+"/vendor", "0x8086")
 	t.write(dir+"/device", deviceID)
 	t.write(dir+"/numa_node", "-1")
+	t.write(dir+"/driver_override", "(null)")
 	t.symlink("../../../"+dir, "bus/pci/devices/"+addr)
 }
 
@@ -112,6 +113,7 @@ func (t *tree) kernelVF(pfAddr string, id int, addr, ifName string) int {
 }
 
 func (t *tree) bind(addr, driver string) {
+	t.mkdir("bus/pci/drivers/" + driver)
 	t.remove(filepath.Join(bus, addr, "driver"))
 	t.symlink("../../../../bus/pci/drivers/"+driver, filepath.Join(bus, addr, "driver"))
 }

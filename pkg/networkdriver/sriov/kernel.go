@@ -40,6 +40,7 @@ type VFSettings struct {
 }
 
 // settingsFor returns what the PF is to have on record for a VF of the configuration, without the hardware address.
+// [Device.settingsFor] has that.
 func settingsFor(cfg types.DeviceConfig) VFSettings {
 	tag := cfg.Tag()
 	s := VFSettings{VLAN: tag.VLAN, QoS: tag.Priority, Rights: cfg.Rights()}

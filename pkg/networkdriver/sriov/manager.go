@@ -42,6 +42,8 @@ type Params struct {
 	PFs *PFLocks
 	// Owners is where the node's programs say which NIC they have: a VF that another one has is not set up.
 	Owners nicowner.Dir
+	// Drivers is what is under way with the VFs' drivers. Managers that follow each other must have the same. Nil: one of its own.
+	Drivers *Drivers
 	// Work is the work on the node's PFs. Managers that follow each other must have the same. Nil: one of its own.
 	Work *PFWork
 }
@@ -68,6 +70,7 @@ type Manager struct {
 	// provisioner is used by Run only.
 	provisioner *provisioner
 	pfs         *PFLocks
+	drivers     *Drivers
 	owners      nicowner.Dir
 }
 
@@ -79,11 +82,12 @@ func New(p Params) *Manager { return newManager(p, rtnetlink{log: p.Logger, sysf
 func newManager(p Params, k kernel) *Manager {
 	m := &Manager{
 		log:      p.Logger,
-		sysfs:    sysfs{root: p.SysfsPath},
+		sysfs:    sysfs{root: p.SysfsPath, write: writeAttribute},
 		kernel:   k,
 		nodeIPs:  p.NodeIPs,
 		prepared: p.Prepared,
 		pfs:      p.PFs,
+		drivers:  p.Drivers,
 		owners:   p.Owners,
 	}
 	if m.nodeIPs == nil {
@@ -91,6 +95,9 @@ func newManager(p Params, k kernel) *Manager {
 	}
 	if m.pfs == nil {
 		m.pfs = &PFLocks{}
+	}
+	if m.drivers == nil {
+		m.drivers = &Drivers{}
 	}
 	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, work: p.Work}
 	if p.Work == nil {

@@ -40,6 +40,10 @@ func (m *Manager) scan() (types.Snapshot, error) {
 		case !strings.HasPrefix(vf.class, ethernetClass):
 			continue
 		default:
+			if was := m.drivers.foundAs(addr); was != nil && vf.pf.ifName != "" && !was.isSucceeded() {
+				s.Devices = append(s.Devices, m.device(vf).Merge(was))
+				continue
+			}
 			reason = vf.unusable()
 		}
 		if reason == "" && vf.netdev != nil {
@@ -90,7 +94,8 @@ func (m *Manager) device(v *virtFn) *Device {
 	if v.netdev != nil {
 		d.KernelIfaceName, d.MTU, d.MAC = v.netdev.name, v.netdev.mtu, v.netdev.mac
 	}
-	// Both say no when the answer is unknown, which is no reason to hide the device: the attribute is left out.
+	// These say no when the answer is unknown, which is no reason to hide the device: the attribute is left out.
+	d.IOMMUGroup, _ = m.sysfs.iommuGroup(v.addr)
 	root := deviceattribute.WithFSFromRoot(m.sysfs.root)
 	if attr, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(v.addr, root); err == nil {
 		d.PCIeRoot = *attr.Value.StringValue

@@ -22,6 +22,14 @@ type pfSetting struct {
 	set func(k kernel, pfIndex, vf int, now, want VFSettings) error
 }
 
+// macSetting is the hardware address that the PF gives to whoever starts the VF. Where none is wanted it is the interface's
+// own matter.
+var macSetting = pfSetting{
+	describe: func(s VFSettings) string { return "address " + cmp.Or(s.MAC, "none") },
+	same:     func(now, want VFSettings) bool { return want.MAC == "" || now.MAC == want.MAC },
+	set:      func(k kernel, pf, vf int, _, want VFSettings) error { return k.SetVFMAC(pf, vf, want.MAC) },
+}
+
 // pfSettings are all of them, the VLAN first: nothing else may let a frame out of it.
 var pfSettings = []pfSetting{
 	{
@@ -81,6 +89,7 @@ var pfSettings = []pfSetting{
 			return k.SetVFRates(pf, vf, *lowest, *highest)
 		},
 	},
+	macSetting,
 }
 
 func describeRates(s VFSettings) string {

@@ -33,13 +33,14 @@ const (
 // from, its owner must not receive this pod's frames. What was found is remembered and comes back at Free, whoever set it:
 // nothing tells an administrator's VLAN from one that an earlier agent left.
 //
-// The one change to the node is the last step, so that there is nothing to take back when an earlier one fails.
+// The changes to the node are the last steps, so that there is nothing to take back when an earlier one fails: what the PF has on
+// record, then the driver. What is left of a driver that could not be bound is undone by Free.
 func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) (*Device, error) {
 	prepared, err := m.remember(ctx, d, cfg)
 	if err != nil {
 		return nil, err
 	}
-	vf, err := m.setupable(d.Addr)
+	vf, err := m.setupable(d.Addr, prepared.Original.Rebound)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,7 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		m.log.Warn("A VF was made anew while it was a claim's, and goes back with its new address", "device", nameOf(vf.addr),
 			"pf", vf.pf.ifName, "vf", vf.id, "mac", prepared.MAC, "before", d.MAC)
 	}
-	want := settingsFor(cfg)
+	want := prepared.settingsFor(cfg)
 	if !onRecord && !want.Rights.IsZero() {
 		return nil, fmt.Errorf("vf: its PF %s keeps no record of its VFs", vf.pf.ifName)
 	}
@@ -70,6 +71,9 @@ func (m *Manager) setup(ctx context.Context, d *Device, cfg types.DeviceConfig) 
 		err = m.changeAll(ctx, vf, found, want)
 	} else if err = m.change(ctx, vf, pfSettings[0], found, want); want.VLAN == 0 && errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil // a driver without VLANs for VFs has none to clear
+	}
+	if err == nil && cfg.Driver != "" {
+		err = m.bindAway(ctx, vf, prepared, cfg.Driver)
 	}
 	if err != nil {
 		return nil, err
@@ -108,13 +112,13 @@ func (m *Manager) withRates(vf *virtFn, prepared *Device, want VFSettings, takeB
 	return &d, nil
 }
 
-// setupable finds the VF if it can be set up now.
-func (m *Manager) setupable(addr string) (*virtFn, error) {
+// setupable finds the VF if it can be set up now. One that is between two drivers can be.
+func (m *Manager) setupable(addr string, rebound bool) (*virtFn, error) {
 	vf, err := m.sysfs.virtFn(addr, map[string]*physFn{})
 	if err != nil {
 		return nil, err
 	}
-	if reason := vf.unusable(); reason != "" {
+	if reason := vf.unusable(); reason != "" && !(rebound && vf.driver == "" && vf.pf.ifName != "") {
 		return nil, errors.New(reason)
 	}
 	if vf.netdev != nil {
@@ -131,9 +135,14 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	if d.Original != nil {
 		return d, nil
 	}
-	vf, err := m.setupable(d.Addr)
+	vf, err := m.setupable(d.Addr, false)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Driver != "" {
+		if err := m.checkRebindable(vf, cfg.Driver); err != nil {
+			return nil, err
+		}
 	}
 	prepared, err := m.rememberLink(ctx, vf, d.KernelIfaceName)
 	if err != nil {
@@ -143,6 +152,7 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	if err := prepared.Validate(cfg); err != nil {
 		return nil, err
 	}
+	prepared.Original.Rebound = cfg.Driver != "" && cfg.Driver != vf.driver
 	if err := m.checkMTU(vf, cfg.MTU()); err != nil {
 		return nil, err
 	}
@@ -189,18 +199,22 @@ func (m *Manager) recognise(ctx context.Context, vf *virtFn, d *Device) (prepare
 	if err != nil || !d.isFormer(now) {
 		return d, false, err
 	}
-	var l link
-	if !vf.linkMissing() {
-		if l, err = m.hostLink(ctx, vf.addr); err != nil {
+	another, original := *d, *d.Original
+	original.Incarnation, original.Link.MAC, original.Settings = now, "", nil
+	if vf.netdev != nil {
+		l, err := m.hostLink(ctx, vf.addr)
+		if err != nil {
+			return nil, false, err
+		}
+		original.Link.MAC = l.MAC
+		if original.Settings, err = m.kernel.Settings(l.index); err != nil {
 			return nil, false, err
 		}
 	}
-	another, original := *d, *d.Original
-	original.Incarnation, original.Link.MAC = now, l.MAC
-	if original.Settings, err = m.kernel.Settings(l.index); err != nil {
+	if another.IOMMUGroup, err = m.sysfs.iommuGroup(vf.addr); err != nil {
 		return nil, false, err
 	}
-	another.Original, another.MAC = &original, l.MAC
+	another.Original, another.MAC = &original, original.Link.MAC
 	return &another, true, nil
 }
 
@@ -403,7 +417,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 	log = log.With("pf", vf.pf.ifName, "vf", vf.id)
 	now, onRecord := settings[vf.id]
 	was := d.Original.VF
-	was.Rights = was.Rights.Of(cfg.Rights())
+	was.MAC, was.Rights = "", was.Rights.Of(cfg.Rights())
 	if !onRecord {
 		// Without a record on the PF the only known change is the claim's own.
 		now = settingsFor(cfg)
@@ -427,7 +441,7 @@ func (m *Manager) free(ctx context.Context, d *Device, cfg types.DeviceConfig) e
 // record; else somebody has moved the interface, and the VF is still in its VLAN.
 func (m *Manager) freeWithoutPF(vf *virtFn, d *Device, cfg types.DeviceConfig) error {
 	was := d.Original.VF
-	was.Rights = was.Rights.Of(cfg.Rights())
+	was.MAC, was.Rights = "", was.Rights.Of(cfg.Rights())
 	driver, err := m.sysfs.linkBase(vf.pf.addr, "driver")
 	if err != nil {
 		return fmt.Errorf("read the driver of its physical function %s: %w", vf.pf.addr, err)

@@ -34,7 +34,11 @@ var (
 )
 
 // sysfs reads what the kernel tells of PCI network devices, below a root that is /sys or where the host's is mounted.
-type sysfs struct{ root string }
+type sysfs struct {
+	root string
+	// write writes an attribute.
+	write func(path, value string) error
+}
 
 // netdev is a network interface of a PCI device.
 type netdev struct {

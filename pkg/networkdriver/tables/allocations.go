@@ -40,6 +40,8 @@ type DRAAllocation struct {
 	PodName        string
 	// Request is the claim's request (or request/subrequest) that the device satisfies.
 	Request string
+	// PodClaim is what the pod calls the claim, if that is known and the configuration has a driver: programs find their device by it.
+	PodClaim string `json:",omitempty"`
 	// Attachment says where the link is while it is in the pod; nil before and after.
 	Attachment *types.Attachment `json:",omitempty"`
 	// Held is true once the device was in its pod, and after a restart, when that is not known: no other pod of the claim

@@ -19,8 +19,11 @@ import (
 // MaxVLAN is the highest VLAN id (IEEE 802.1Q; 4095 is reserved).
 const MaxVLAN = 4094
 
+// DriverVFIO is the kernel driver that hands a VF to a program, the only one that can be asked for.
+const DriverVFIO = "vfio-pci"
+
 // parameterNames are the names of the opaque parameters.
-var parameterNames = []string{"addresses", "network", "podIfName", "routes", "vlan"}
+var parameterNames = []string{"addresses", "driver", "network", "podIfName", "routes", "vhost", "vlan"}
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
 // what the network that they name was when the device was prepared.
@@ -32,6 +35,10 @@ type DeviceConfig struct {
 	Vlan *int `json:"vlan,omitempty"`
 	// Network is the name of the network to join. It goes with no vlan, which the network says. Empty: none.
 	Network string `json:"network,omitempty"`
+	// Driver is the kernel driver to bind to a VF while it is the claim's: [DriverVFIO]. Empty: the one that it has.
+	Driver string `json:"driver,omitempty"`
+	// Vhost gives a program that drives the VF itself a way into its pod's kernel, vhost-net and TUN/TAP, too.
+	Vhost bool `json:"vhost,omitempty"`
 	// Addresses are certain ones of the network, one of each family at most, or, without a network, those that the device gets.
 	Addresses []Address `json:"addresses,omitempty"`
 	// Routes are those to set in the pod for a device of no network, beside those to the addresses' subnets.
@@ -53,6 +60,9 @@ func (c DeviceConfig) Asked() DeviceConfig {
 func (c DeviceConfig) Check() error {
 	if c.Vlan != nil && (*c.Vlan < 0 || *c.Vlan > MaxVLAN) {
 		return fmt.Errorf("vlan: %d is not in 0..%d", *c.Vlan, MaxVLAN)
+	}
+	if err := c.checkDriver(); err != nil {
+		return err
 	}
 	if err := c.checkNetwork(); err != nil {
 		return err
@@ -79,6 +89,10 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 	if other.Network != "" {
 		c.Network = other.Network
 	}
+	if other.Driver != "" {
+		c.Driver = other.Driver
+	}
+	c.Vhost = c.Vhost || other.Vhost
 	if len(other.Addresses) > 0 {
 		c.Addresses = other.Addresses
 	}
@@ -96,6 +110,8 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		PodIfName *string          `json:"podIfName"`
 		Vlan      *json.RawMessage `json:"vlan"`
 		Network   *string          `json:"network"`
+		Driver    *string          `json:"driver"`
+		Vhost     bool             `json:"vhost"`
 		Addresses *json.RawMessage `json:"addresses"`
 		Routes    *json.RawMessage `json:"routes"`
 	}
@@ -134,6 +150,13 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 		cfg.Network = *p.Network
 	}
+	if p.Driver != nil {
+		if *p.Driver != DriverVFIO {
+			return DeviceConfig{}, errDriver(*p.Driver)
+		}
+		cfg.Driver = *p.Driver
+	}
+	cfg.Vhost = p.Vhost
 	if p.Addresses != nil {
 		if cfg.Addresses, err = parseList("addresses", *p.Addresses, MaxAddresses, parseAddress); err != nil {
 			return DeviceConfig{}, err
@@ -145,6 +168,17 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 	}
 	return cfg, cfg.checkEntry()
+}
+
+func errDriver(name string) error {
+	return fmt.Errorf("driver: %.64q is not %s, the only one that can be asked for", name, DriverVFIO)
+}
+
+func (c DeviceConfig) checkDriver() error {
+	if c.Driver != "" && c.Driver != DriverVFIO {
+		return errDriver(c.Driver)
+	}
+	return c.checkEntry()
 }
 
 // CheckTogether refuses parameters that do not go together. It is for all that is asked of a device; what each configuration of a
@@ -160,6 +194,16 @@ func (c DeviceConfig) CheckTogether() error {
 func (c DeviceConfig) checkEntry() error {
 	if c.Network != "" && c.Vlan != nil {
 		return fmt.Errorf("vlan: %d cannot be asked for together with network %s, which says what the VLAN is; leave one of them out", *c.Vlan, c.Network)
+	}
+	if c.Driver != "" && c.PodIfName != "" {
+		return fmt.Errorf("podIfName: %q cannot be asked for together with driver %s, which leaves no interface to name; leave one of them out", c.PodIfName, c.Driver)
+	}
+	if c.Driver != "" && (len(c.Addresses) > 0 || len(c.Routes) > 0) {
+		what := "addresses"
+		if len(c.Addresses) == 0 {
+			what = "routes"
+		}
+		return fmt.Errorf("%s: cannot be asked for together with driver %s, which leaves no interface that could have them; leave one of them out", what, c.Driver)
 	}
 	return c.checkAddressing()
 }

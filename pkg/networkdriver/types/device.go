@@ -119,6 +119,35 @@ type Noted interface {
 	RestoreNote(note []byte) (Device, error)
 }
 
+// Rebindable is a device whose Setup may bind another driver to it, which takes its link away.
+type Rebindable interface {
+	// BindBack binds the driver again that the device was found with, waits for its link, and returns the device as one that
+	// has it: what the link was is for the caller to restore, before Free. It may be repeated. A device whose driver stayed comes
+	// back as it is.
+	BindBack(ctx context.Context) (Device, error)
+}
+
+// Exposure is what containers get of a device that a program of theirs drives itself. It is zero for one that is used by its link.
+type Exposure struct {
+	// Address is the device's on its bus, such as 0000:03:00.1.
+	Address string
+	// Nodes are the paths of its device nodes, on the node as in the container.
+	Nodes []string
+}
+
+// Exposed is a prepared device that programs may drive themselves.
+type Exposed interface {
+	Exposure(cfg DeviceConfig) Exposure
+}
+
+// ExposureOf returns what containers get of the device with the configuration.
+func ExposureOf(dev Device, cfg DeviceConfig) Exposure {
+	if e, ok := dev.(Exposed); ok {
+		return e.Exposure(cfg)
+	}
+	return Exposure{}
+}
+
 // Unfinished is a device manager whose devices can be freed by what they were before Setup: a Setup that the end of the
 // agent interrupted is undone with that.
 type Unfinished interface {

@@ -202,6 +202,21 @@ func (c DeviceConfig) MTU() int {
 	return c.Joined.MTU
 }
 
+// CheckLinkless says what of the network a device without an interface cannot have: VLAN and rights are the PF's to keep,
+// and all else an interface's.
+func (c DeviceConfig) CheckLinkless() error {
+	n := c.Joined
+	switch {
+	case n == nil:
+		return nil
+	case n.Offer != nil || len(n.Addresses) > 0:
+		return fmt.Errorf("network: %s has subnets, and the device no interface that could have an address; use a network with neither subnets nor routes", c.Network)
+	case n.MTU != 0 || n.Interface != (InterfaceSettings{}):
+		return fmt.Errorf("network: %s has an mtu or settings of interfaces, and the device no interface that could have them", c.Network)
+	}
+	return nil
+}
+
 // checkNetwork refuses a network that is named and not looked up, and the other way round.
 func (c DeviceConfig) checkNetwork() error {
 	switch {

@@ -20,11 +20,15 @@ const (
 	// RecordVersionAddresses is the version of one with addresses or routes that were asked for: an agent that knows of none would give
 	// the pod its device without them.
 	RecordVersionAddresses = 3
+	// RecordVersionDriver is the version of one with a driver: an agent that knows of none would leave it bound.
+	RecordVersionDriver = 4
 )
 
 // RecordVersionOf returns the version in which a device with the configuration is recorded.
 func RecordVersionOf(cfg DeviceConfig) int {
 	switch {
+	case cfg.Driver != "":
+		return RecordVersionDriver
 	case len(cfg.Addresses) > 0 || len(cfg.Routes) > 0:
 		return RecordVersionAddresses
 	case cfg.Joined != nil:

@@ -45,6 +45,19 @@ func TestRecordWithNetwork(t *testing.T) {
 	require.Equal(t, r, got)
 }
 
+// And one that knows no drivers not one with a driver, which it would leave bound.
+func TestRecordWithDriver(t *testing.T) {
+	r := validRecord()
+	r.Config = DeviceConfig{Driver: DriverVFIO, Vhost: true, Network: "storage", Joined: &Network{VLAN: 5}}
+	r.Version = RecordVersionOf(r.Config)
+	require.Equal(t, 4, r.Version)
+	raw, err := json.Marshal(r)
+	require.NoError(t, err)
+	got, err := DecodeRecord(raw)
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+}
+
 func TestDecodeRecordRefuses(t *testing.T) {
 	number := func(n int) *int { return &n }
 	for _, tt := range []struct {
