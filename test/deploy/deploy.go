@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -302,6 +303,18 @@ func (c *Cluster) Delete(ctx context.Context, yaml []byte) error {
 	})
 }
 
+// mappingOf finds the resource of a kind. The API server tells of a kind some time after its definition is established.
+func (c *Cluster) mappingOf(ctx context.Context, kind schema.GroupVersionKind) (mapping *meta.RESTMapping, err error) {
+	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 30*time.Second, true, func(context.Context) (done bool, _ error) {
+		if mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version); meta.IsNoMatchError(err) {
+			c.mapper.Reset()
+			return false, nil
+		}
+		return true, nil
+	})
+	return mapping, err
+}
+
 func (c *Cluster) each(ctx context.Context, yaml []byte, do func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(yaml), 4096)
 	for {
@@ -315,7 +328,7 @@ func (c *Cluster) each(ctx context.Context, yaml []byte, do func(dynamic.Resourc
 			continue
 		}
 		kind := object.GroupVersionKind()
-		mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		mapping, err := c.mappingOf(ctx, kind)
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", kind.Kind, object.GetName(), err)
 		}
