@@ -361,7 +361,8 @@ func (m *Manager) bindBack(ctx context.Context, d *Device) error {
 	return m.awaitInterface(ctx, d)
 }
 
-// lentMAC says whether the PF has another address for the VF than it had before Setup. A VF that was made anew has its own.
+// lentMAC says whether the PF has, or may have, another address for the VF than it had before Setup. A VF that was made anew has its
+// own.
 func (m *Manager) lentMAC(ctx context.Context, vf *virtFn, d *Device) (bool, error) {
 	if vf.pf.ifName == "" || d.isSucceeded() {
 		return false, nil
@@ -372,7 +373,14 @@ func (m *Manager) lentMAC(ctx context.Context, vf *virtFn, d *Device) (bool, err
 	}
 	defer release()
 	now, onRecord := settings[vf.id]
-	return onRecord && now.MAC != d.Original.VF.MAC, nil
+	return onRecord && (now.MAC != d.Original.VF.MAC || d.followed()), nil
+}
+
+// followed says whether the PF's record may have followed the address of the VF's interface, as igb's does. The address that Setup
+// fixed there would forbid later pods any other one, and multicast, so that it is cleared: the interface has its own again
+// when it is restored, and the record follows. Nothing tells such a record from an address that somebody had fixed before.
+func (d *Device) followed() bool {
+	return d.Original.Link.MAC != "" && d.Original.VF.MAC == d.Original.Link.MAC
 }
 
 func (m *Manager) returnMAC(ctx context.Context, vf *virtFn, d *Device) error {
@@ -381,6 +389,12 @@ func (m *Manager) returnMAC(ctx context.Context, vf *virtFn, d *Device) error {
 		return err
 	}
 	defer release()
+	if d.followed() {
+		if err := m.kernel.SetVFMAC(vf.pf.ifIndex, vf.id, ""); err != nil {
+			return fmt.Errorf("clear the address of VF %d on PF %s: %w", vf.id, vf.pf.ifName, err)
+		}
+		return nil
+	}
 	return m.change(ctx, vf, macSetting, settings[vf.id], d.Original.VF)
 }
 
