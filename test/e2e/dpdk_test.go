@@ -213,7 +213,7 @@ func TestDriverRounds(t *testing.T) {
 		e.noAllocations(n)
 		e.eventually("VF", func() string { return cmp.Or(gocmp.Diff(before, e.hostState(n)), e.notOn(n, "igbvf")) })
 	}
-	for range 3 {
+	for range 2 {
 		e.pod("interface", n.Name(), "interface")
 		e.running("interface")
 		require.Empty(e, e.hasInterface("interface", "sriov0"))

@@ -281,7 +281,7 @@ func (b *bench) podNames(ctx context.Context) []string {
 // readSeen looks at what the node's containers wrote down, and forgets it. A container that lists its claim must have had the device
 // from its first instruction on.
 func (b *bench) readSeen(ctx context.Context, n *lab.Node) error {
-	out, err := n.Run(ctx, "cd "+seenDir+" && { grep -s . * | grep -v ^stays-; for f in *; do case $f in stays-*) ;; *) rm -f $f;; esac; done; }; true")
+	out, err := n.Run(ctx, "cd "+seenDir+" && { grep -Hs . * | grep -v ^stays-; for f in *; do case $f in stays-*) ;; *) rm -f $f;; esac; done; }; true")
 	if err != nil {
 		return err
 	}
