@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,7 +62,9 @@ func labVFs(t *testing.T) (*fixture, []device) {
 				}
 			}
 		}
-		return len(devs) >= 3
+		// The node gives each the name of its PF and a number, some time after the kernel has made it.
+		named := !slices.ContainsFunc(devs, func(d device) bool { return !strings.HasPrefix(d.host.Name, pf+"v") })
+		return named && len(devs) >= 3
 	}, wait, poll, "the VFs of %s get no links", pf)
 	return f, devs
 }
