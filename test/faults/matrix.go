@@ -104,7 +104,7 @@ var places = []place{
 	{crashpoint.UnprepareBefore, "before Unprepare", ending, 0, false, false, nil},
 	{crashpoint.FreeBefore, "before Free", ending, 0, true, false, nil},
 	{crashpoint.DriverCleared, "before vfio-pci is unbound", ending, 0, false, true, nil},
-	{crashpoint.DriverReleased, "after vfio-pci is unbound", ending, 0, false, true, []string{kill}},
+	{crashpoint.DriverReleased, "after vfio-pci is unbound", ending, 0, false, true, nil},
 	{crashpoint.DriverBack, "after the driver is back", ending, 0, false, true, nil},
 	{crashpoint.FreeVLAN, "after the VLAN is back", ending, 0, true, false, []string{kill}},
 	{crashpoint.FreeAfter, "after Free", ending, 0, true, false, nil},
