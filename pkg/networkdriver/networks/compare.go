@@ -99,10 +99,11 @@ func (k *Keeper) Run(ctx context.Context) error {
 		more := k.more
 		k.mu.Unlock()
 		wait := checkInterval
-		if err := k.compare(ctx); err != nil {
+		err := k.compare(ctx)
+		if err != nil {
 			k.log.Warn("The node's addresses cannot be compared with its devices, trying again", "after", delay, "error", err)
-			wait, delay = delay, min(2*delay, lastRetry)
-		} else if k.hasUnreturned() {
+		}
+		if err != nil || k.hasUnreturned() {
 			wait, delay = delay, min(2*delay, lastRetry)
 		} else {
 			delay = firstRetry

@@ -411,18 +411,24 @@ func TestTakeFails(t *testing.T) {
 	})
 }
 
+// begin has the node's keeper run until end is called.
+func (n *node) begin(t *testing.T) (ctx context.Context, end func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Run(ctx) }()
+	return ctx, func() {
+		cancel()
+		require.NoError(t, <-done)
+	}
+}
+
 // TestReturnLater gives back what could not be given back at once, and not what was taken again meanwhile.
 func TestReturnLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := newObjects()
 		n := newNode(objects, "node1")
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- n.Run(ctx) }()
-		defer func() {
-			cancel()
-			require.NoError(t, <-done)
-		}()
+		ctx, end := n.begin(t)
+		defer end()
 		s := subnet(t, "192.0.2.0/31", "")
 		a, err := n.Take(ctx, rowFor("a", s), n.note)
 		require.NoError(t, err)
@@ -457,13 +463,8 @@ func TestReturnWhenTheJournalLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := newObjects()
 		n := newNode(objects, "node1")
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- n.Run(ctx) }()
-		defer func() {
-			cancel()
-			require.NoError(t, <-done)
-		}()
+		ctx, end := n.begin(t)
+		defer end()
 		a, err := n.Take(ctx, rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
 		require.NoError(t, err)
 		away := true
