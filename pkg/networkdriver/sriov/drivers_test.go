@@ -172,6 +172,21 @@ func TestDriver(t *testing.T) {
 	require.Equal(t, d.Attrs(), devices[vf0].Attrs())
 }
 
+// The address that Setup fixed is cleared where the PF's record followed the interface: later pods may have another one.
+func TestDriverOfFollowedVF(t *testing.T) {
+	node := newVFIONode(t)
+	_, d, pf := rebindable(t, node)
+	vf := node.kernel.vfs[pf][0]
+	vf.MAC = node.kernel.links[3].MAC
+	node.kernel.vfs[pf][0] = vf
+	found, err := d.Remember(t.Context(), vfio(1001))
+	require.NoError(t, err)
+	dev, err := found.Setup(t.Context(), vfio(1001))
+	require.NoError(t, err)
+	require.NoError(t, node.giveBack(t.Context(), dev, vfio(1001)))
+	require.Contains(t, node.kernel.changes, "vf 0 mac ")
+}
+
 // A program may take another address if its network has the PF trust it. What the PF had is what it has again.
 func TestDriverOfTrustedVF(t *testing.T) {
 	for trust, want := range map[bool]string{true: "", false: "the PF has it with address 02:00:00:00:00:77 instead of address 02:00:00:00:00:03"} {
