@@ -49,6 +49,13 @@ func newObjects() *fakeObjects {
 	return &fakeObjects{objects: map[string]v2alpha1.CiliumNetworkDriverAddress{}, blocks: map[string]map[string]bool{}, reserved: map[string]map[string]bool{}}
 }
 
+// answers has f answer the calls from now on, or, where it is nil, the objects alone.
+func (o *fakeObjects) answers(f func(call string, done bool) error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answer = f
+}
+
 func (o *fakeObjects) call(call string, do func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -434,13 +441,12 @@ func TestReturnLater(t *testing.T) {
 		require.NoError(t, err)
 		b, err := n.Take(ctx, rowFor("b", s), n.note)
 		require.NoError(t, err)
-		away := true
-		objects.answer = func(call string, _ bool) error {
-			if away && strings.HasPrefix(call, "delete") {
+		objects.answers(func(call string, _ bool) error {
+			if strings.HasPrefix(call, "delete") {
 				return errors.New("away")
 			}
 			return nil
-		}
+		})
 		n.Return(ctx, a)
 		n.forget(a)
 		n.Return(ctx, b)
@@ -449,9 +455,7 @@ func TestReturnLater(t *testing.T) {
 		require.NoError(t, err, "its own object is there still")
 		time.Sleep(3 * time.Minute)
 		require.Len(t, objects.names(), 2)
-		objects.mu.Lock()
-		away = false
-		objects.mu.Unlock()
+		objects.answers(nil)
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, []string{"storage." + b.Config.Joined.Addresses[0].Addr().String()}, objects.names())
 	})
@@ -467,17 +471,14 @@ func TestReturnWhenTheJournalLetsGo(t *testing.T) {
 		defer end()
 		a, err := n.Take(ctx, rowFor("a", subnet(t, "192.0.2.7/32", "")), n.note)
 		require.NoError(t, err)
-		away := true
-		objects.answer = func(call string, _ bool) error {
-			if away && strings.HasPrefix(call, "get") {
+		objects.answers(func(call string, _ bool) error {
+			if strings.HasPrefix(call, "get") {
 				return errors.New("away")
 			}
 			return nil
-		}
+		})
 		n.Return(ctx, a)
-		objects.mu.Lock()
-		away = false
-		objects.mu.Unlock()
+		objects.answers(nil)
 		time.Sleep(20 * time.Minute)
 		require.Len(t, objects.names(), 1, "the journal has it")
 		n.forget(a)
