@@ -233,8 +233,8 @@ pools: [{name: none}, {name: all, filter: {}}]`, "spec")
 			Dummy: &v2alpha1.DummyDeviceManagerConfig{Enabled: true},
 		},
 		Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
-			{PoolName: "none", Claims: v2alpha1.ClaimsAny},
-			{PoolName: "all", Claims: v2alpha1.ClaimsAny, Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
+			{PoolName: "none", Claims: v2alpha1.ClaimsAny, FaultEffect: v2alpha1.FaultEffectNoSchedule},
+			{PoolName: "all", Claims: v2alpha1.ClaimsAny, FaultEffect: v2alpha1.FaultEffectNoSchedule, Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
 		},
 	}, config.Spec)
 }

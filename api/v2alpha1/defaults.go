@@ -36,5 +36,8 @@ func (s *CiliumNetworkDriverNodeConfigSpec) Default() {
 		if s.Pools[i].Claims == "" {
 			s.Pools[i].Claims = ClaimsAny
 		}
+		if s.Pools[i].FaultEffect == "" {
+			s.Pools[i].FaultEffect = FaultEffectNoSchedule
+		}
 	}
 }

@@ -218,6 +218,17 @@ type CiliumNetworkDriverDevicePoolConfig struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z_][A-Za-z0-9_]{0,31}$') && k.indexOf('/') <= 63)",message="an attribute's name must be an identifier of at most 32 letters, digits and '_' that does not begin with a digit, with or without a DNS subdomain of at most 63 characters and '/' before it"
 	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.matches('^(pool|deviceManager|ifName|kernelIfName|mtu|mac|pfName|vfID|vendor|deviceID|driver|linkSpeed|iommuGroup|rdma|rdmaDevice|virtual|vlan|podMTU|(.*[.])?(kubernetes[.]io|k8s[.]io|cni[.]cncf[.]io)/.*)$'))",message="the driver's own attributes (pool, deviceManager, ifName, kernelIfName, mtu, mac, pfName, vfID, vendor, deviceID, driver, linkSpeed, iommuGroup, rdma, rdmaDevice, virtual, vlan, podMTU) and those of kubernetes.io, k8s.io and cni.cncf.io are not the administrator's"
 	Attributes map[string]PoolAttribute `json:"attributes,omitempty"`
+
+	// faultEffect is the effect of the taints that devices get while they have a
+	// fault, such as a PF without a carrier. NoSchedule keeps new pods away.
+	// NoExecute also ends the pods that have the device, where its link is gone
+	// or dead; a device whose address another one has, that is slower than it
+	// was, or that fails to be attached gets NoSchedule all the same.
+	//
+	// +optional
+	// +kubebuilder:default=NoSchedule
+	// +kubebuilder:validation:Enum=NoSchedule;NoExecute
+	FaultEffect string `json:"faultEffect,omitempty"`
 }
 
 // PoolAttribute is the value of an attribute of a pool's devices.
@@ -233,6 +244,14 @@ const (
 	ClaimsNetworkOnly = "NetworkOnly"
 	// ClaimsNone lets them use none.
 	ClaimsNone = "None"
+)
+
+// Effects of the taints of devices that have a fault.
+const (
+	// FaultEffectNoSchedule keeps new pods away.
+	FaultEffectNoSchedule = "NoSchedule"
+	// FaultEffectNoExecute also ends the pods that have the device.
+	FaultEffectNoExecute = "NoExecute"
 )
 
 // CiliumNetworkDriverDeviceFilter selects devices. A device matches when every

@@ -118,8 +118,11 @@ var selectorOperators = []metav1.LabelSelectorOperator{
 	metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist,
 }
 
-// claimParameters are what a pool may say of claims.
-var claimParameters = []string{ClaimsAny, ClaimsNetworkOnly, ClaimsNone}
+// What a pool may say of claims, and of the taints of its devices.
+var (
+	claimParameters = []string{ClaimsAny, ClaimsNetworkOnly, ClaimsNone}
+	faultEffects    = []string{FaultEffectNoSchedule, FaultEffectNoExecute}
+)
 
 // deviceManagers are the managers that a filter may name.
 var deviceManagers = []string{"sr-iov", "dummy"}
@@ -254,6 +257,9 @@ func validatePools(path *field.Path, pools []CiliumNetworkDriverDevicePoolConfig
 		errs = append(errs, domainFormat.validate(name, pool.PoolName)...)
 		if !slices.Contains(claimParameters, pool.Claims) {
 			errs = append(errs, field.NotSupported(path.Index(i).Child("claims"), pool.Claims, claimParameters))
+		}
+		if !slices.Contains(faultEffects, pool.FaultEffect) {
+			errs = append(errs, field.NotSupported(path.Index(i).Child("faultEffect"), pool.FaultEffect, faultEffects))
 		}
 		errs = append(errs, validateAttributes(path.Index(i).Child("attributes"), pool.Attributes)...)
 

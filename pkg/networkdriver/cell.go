@@ -40,6 +40,7 @@ var Cell = cell.Module(
 		tables.NewAllocationTable, statedb.RWTable[*tables.DRAAllocation].ToTable,
 		inventory.NewReportTable,
 		journal.NewTable,
+		tables.NewHealthTable,
 	),
 	cell.Invoke(register),
 )
@@ -63,6 +64,7 @@ type Params struct {
 	Allocations statedb.Table[*tables.DRAAllocation]
 	Reports     statedb.RWTable[*inventory.Report]
 	Journal     statedb.RWTable[*journal.Entry]
+	Faults      statedb.RWTable[*tables.DeviceHealth]
 }
 
 func register(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) error {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright Authors of Cilium
 
-// Package tables defines the driver's two StateDB tables. The inventory answers what the device managers see now; the
+// Package tables defines StateDB tables that several rooms read. The inventory answers what the device managers see now; the
 // allocations answer what was prepared, for which claim and pod, and what is needed to give it back.
 package tables
 

@@ -193,6 +193,8 @@ pools:
     drivers: [igbvf, vfio-pci, mlx5_core]`},
 	{Name: "what claims may ask", YAML: `pools: [{name: a, claims: Any}, {name: b, claims: NetworkOnly}, {name: c, claims: None}]`},
 	{Name: "unknown answer to what claims may ask", YAML: `pools: [{name: a}, {name: b, claims: none}]`, Field: "pools[1].claims"},
+	{Name: "what faults do", YAML: `pools: [{name: a, faultEffect: NoSchedule}, {name: b, faultEffect: NoExecute}]`},
+	{Name: "unknown effect of faults", YAML: `pools: [{name: a}, {name: b, faultEffect: PreferNoSchedule}]`, Field: "pools[1].faultEffect"},
 	{Name: "attributes of one's own", YAML: `
 pools: [{name: a, attributes: {rail: "3", example.com/rack: r12, _x: "", Plane_2: '` + strings.Repeat("é", 64) + `'}}]`},
 	{Name: "too many attributes", YAML: `pools: [{name: a, attributes: {a1: x, a2: x, a3: x, a4: x, a5: x, a6: x, a7: x, a8: x, a9: x}}]`, Field: "pools[0].attributes"},
