@@ -5,9 +5,11 @@ package networkdriver
 
 import (
 	"context"
+	"strings"
 
 	"github.com/cilium/hive/cell"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -15,18 +17,20 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
 const (
-	// eventBurst and eventRate, per second, limit the events about one pod.
-	eventBurst = 5
-	eventRate  = 1. / 60
+	// eventRate, per second, limits the events of one cause about one object.
+	eventRate = 1. / 60
 	// maxEventMessage is the API's limit.
 	maxEventMessage = 1024
+	// combined is what the library puts before the message where it has made one event of many.
+	combined = "(combined from similar events): "
 )
 
-// podEvents are the driver's events, about pods most of all.
+// podEvents are the driver's events, about pods most of all. There is one a minute at most for one cause and object.
 type podEvents struct {
 	client      kubernetes.Interface
 	node        string
@@ -34,11 +38,24 @@ type podEvents struct {
 	recorder    record.EventRecorder
 }
 
-var _ attachments.Events = (*podEvents)(nil)
+var (
+	_ attachments.Events = (*podEvents)(nil)
+	_ claims.Events      = (*podEvents)(nil)
+)
 
 func newPodEvents(client kubernetes.Interface, node string) *podEvents {
-	broadcaster := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: eventBurst, QPS: eventRate}))
+	broadcaster := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 1, QPS: eventRate, SpamKeyFunc: causeOf}))
 	return &podEvents{client, node, broadcaster, broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cilium-network-driver", Host: node})}
+}
+
+// causeOf is the same for events that are one cause's and about one object.
+func causeOf(event *corev1.Event) string {
+	message := event.Message
+	if strings.HasPrefix(message, combined) {
+		message = ""
+	}
+	object := event.InvolvedObject
+	return strings.Join([]string{object.Kind, object.Namespace, object.Name, string(object.UID), event.Reason, message}, "\x00")
 }
 
 // Run sends events until the context ends.
@@ -52,12 +69,26 @@ func (e *podEvents) Run(ctx context.Context, _ cell.Health) error {
 
 // Warn implements [attachments.Events].
 func (e *podEvents) Warn(s attachments.Sandbox, reason, message string) {
-	pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: s.PodNamespace, Name: s.PodName, UID: s.PodUID}
-	e.recorder.Event(pod, corev1.EventTypeWarning, reason, truncate.UTF8(message, maxEventMessage))
+	e.warn(podReference(s.PodNamespace, s.PodName, s.PodUID), reason, message)
+}
+
+// WarnClaim implements [claims.Events].
+func (e *podEvents) WarnClaim(claim claims.Ref, pod resourceapi.ResourceClaimConsumerReference, reason, message string) {
+	e.warn(&corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}, reason, message)
+	e.warn(podReference(claim.Namespace, pod.Name, pod.UID), reason, message)
 }
 
 // warnNode makes an event about the node, under the UID that kubelet uses in its own.
 func (e *podEvents) warnNode(reason, message string) {
-	node := &corev1.ObjectReference{Kind: "Node", Name: e.node, UID: kubetypes.UID(e.node)}
-	e.recorder.Event(node, corev1.EventTypeWarning, reason, truncate.UTF8(message, maxEventMessage))
+	e.warn(&corev1.ObjectReference{Kind: "Node", Name: e.node, UID: kubetypes.UID(e.node)}, reason, message)
+}
+
+func (e *podEvents) warn(object *corev1.ObjectReference, reason, message string) {
+	e.recorder.Event(object, corev1.EventTypeWarning, reason, truncate.UTF8(message, maxEventMessage))
+}
+
+func podReference(namespace, name string, uid kubetypes.UID) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: uid}
 }

@@ -5,6 +5,7 @@ package networkdriver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +14,35 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 )
+
+// A cause makes one event a minute, whatever else there is to say of the object, also when the library makes one event of many.
+func TestCauseOf(t *testing.T) {
+	event := func(reason, message, pod string) *corev1.Event {
+		return &corev1.Event{Reason: reason, Message: message, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: pod}}
+	}
+	correlator := record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{BurstSize: 1, QPS: eventRate, SpamKeyFunc: causeOf})
+	said := func(e *corev1.Event) bool {
+		result, err := correlator.EventCorrelate(e)
+		require.NoError(t, err)
+		return !result.Skip
+	}
+	require.True(t, said(event("A", "m", "p")))
+	require.False(t, said(event("A", "m", "p")))
+	require.True(t, said(event("A", "n", "p")))
+	require.True(t, said(event("B", "m", "p")))
+	require.True(t, said(event("A", "m", "q")))
+	count := 0
+	for i := range 100 {
+		if said(event("A", fmt.Sprint(i), "p")) {
+			count++
+		}
+	}
+	require.Less(t, count, 12)
+}
 
 // An event is the pod's and has a message that the API takes.
 func TestPodEvents(t *testing.T) {

@@ -179,3 +179,44 @@ func TestBadParameters(t *testing.T) {
 	e.cleanUp()
 	require.Empty(e, e.difference(n, before))
 }
+
+// TestMisspeltDriver: parameters for a driver that none of the claim's devices has are no error to the API server. A pod that would
+// be in another network without them is not started, and claim and pod say why; one that loses nothing starts, and is told too.
+func TestMisspeltDriver(t *testing.T) {
+	e := startSRIOV(t)
+	n := e.node
+	e.configure(n.Name(), sriovSpec())
+	e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	e.class("vf", "sriov-pool")
+	before := e.hostState(n)
+	misspelt := func(parameters string) resourceapi.DeviceClaimConfiguration {
+		c := config(parameters, "net")
+		c.Opaque.Driver = "networkdrivr.cilium.io"
+		return c
+	}
+	requests := []resourceapi.DeviceRequest{e.request("net", "vf")}
+	e.template("misspelt", requests, config(`{"podIfName": "net1"}`), misspelt(`{"vlan": 100}`))
+	e.template("harmless", requests, config(`{"vlan": 100}`), misspelt(`{"vlan": 200}`))
+	refused := e.pod("misspelt", n.Name(), "misspelt")
+	e.pod("harmless", n.Name(), "harmless")
+
+	const says = `parameters for driver "networkdrivr.cilium.io", which none of the claim's devices has`
+	e.eventSays("misspelt", `request "net": `+says, "correct the name")
+	e.running("harmless")
+	e.eventSays("harmless", "ParametersIgnored", says+": they are ignored")
+	e.eventually("event of the claim", func() string {
+		events, err := e.Client.CoreV1().Events(e.ns).List(e.ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=ResourceClaim,reason=ParametersIgnored"})
+		require.NoError(e, err)
+		for _, event := range events.Items {
+			if strings.HasPrefix(event.InvolvedObject.Name, refused.Name) && strings.Contains(event.Message, says) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("none among %d", len(events.Items))
+	})
+	require.Len(e, e.allocations(n), 1, "nothing of the claim is set up")
+
+	e.deletePods("misspelt", "harmless")
+	e.cleanUp()
+	require.Empty(e, e.difference(n, before))
+}

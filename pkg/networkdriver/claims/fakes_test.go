@@ -142,6 +142,12 @@ func (h *host) Warn(s attachments.Sandbox, reason, message string) {
 	h.events = append(h.events, s.PodName+": "+reason+": "+message)
 }
 
+func (h *host) WarnClaim(claim Ref, pod resourceapi.ResourceClaimConsumerReference, reason, message string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, claim.Name+", "+pod.Name+": "+reason+": "+message)
+}
+
 // Sandboxes are in the order of the events.
 func (h *host) Sandboxes(namespace string) []attachments.Sandbox {
 	h.mu.Lock()
@@ -477,7 +483,7 @@ func newFixture(t testing.TB, names ...string) *fixture {
 	f.Preparer = NewPreparer(Params{
 		Logger: log, DB: db, Devices: devices, Allocations: allocations,
 		Room: attachments.New(log, db, allocations, f.world, metrics), DriverName: testDriver, NodeName: testNode, Metrics: NewMetrics(),
-		Sandboxes: f.host, Networks: f.networks, Pools: f.networks, Classes: f.networks,
+		Sandboxes: f.host, Networks: f.networks, Pools: f.networks, Classes: f.networks, Events: f.host,
 	})
 	for _, name := range names {
 		f.addDevice(&fakeDevice{Name: name})

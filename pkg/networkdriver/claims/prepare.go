@@ -43,6 +43,8 @@ type Params struct {
 	Networks Networks
 	Pools    Pools
 	Classes  Classes
+	// Events may be nil.
+	Events Events
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -136,6 +138,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return Result{}, err
 	}
 	stale := matchRows(rows, pod, devices)
+	if err := p.checkMisdirected(claim, pod, devices); err != nil {
+		return Result{}, err
+	}
 	if err := p.join(ctx, claim, devices); err != nil {
 		return Result{}, err
 	}
