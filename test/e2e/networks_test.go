@@ -354,7 +354,7 @@ func TestNetworkFull(t *testing.T) {
 	}
 
 	e.pod("waits", n.Name(), "small")
-	e.eventSays("waits", "network "+e.networkName("small")+": no address is left in 10.78.12.0/24")
+	e.eventSays("waits", "WaitsForAddress", "network "+e.networkName("small")+": no address is left in 10.78.12.0/24")
 	e.deletePods("peer")
 	e.running("waits")
 	require.Equal(e, all["peer"], e.addressesOf("small")["waits"])

@@ -333,9 +333,18 @@ func TestTakeAll(t *testing.T) {
 				_, err = nodes[0].Take(t.Context(), rowFor("late", s), nodes[0].note)
 				require.EqualError(t, err, "network storage: no address is left in 10.0.0.0/16")
 				require.InDelta(t, fullPatience.Seconds(), time.Since(start).Seconds(), 5)
+				require.Equal(t, []string{"default/pod-late: " + err.Error()}, nodes[0].told, "once")
 				time.AfterFunc(10*time.Second, func() { nodes[0].Return(context.Background(), some) })
+				nodes[1].told = nil
+				var told []string
+				time.AfterFunc(time.Millisecond, func() {
+					nodes[1].mu.Lock()
+					defer nodes[1].mu.Unlock()
+					told = slices.Clone(nodes[1].told)
+				})
 				got, err := nodes[1].Take(t.Context(), rowFor("later", s), nodes[1].note)
 				require.NoError(t, err)
+				require.Equal(t, []string{"default/pod-later: network storage: no address is left in 10.0.0.0/16"}, told, "as it begins to wait")
 				require.Equal(t, some.Config.Joined.Addresses, got.Config.Joined.Addresses)
 			})
 		})
