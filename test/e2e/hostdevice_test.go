@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,8 +82,8 @@ func (e *T) hostAddresses(n *lab.Node, link string) (up bool, addrs []string) {
 }
 
 // onFabric runs a pod of the node on the fabric: it has the NIC's address as its own, its policy route, and answers from
-// behind the leaf. When it is gone the NIC is home as it was.
-func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) {
+// behind the leaf. When it is gone the NIC is home as it was. It returns the routes of the address's table.
+func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) (routes []string) {
 	e.Helper()
 	// containerd watches the directory of networks and may still be about to read it: a pod that came too early is on
 	// the other network.
@@ -103,6 +104,7 @@ func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) {
 	require.Contains(e, e.mustInPod("fabric", "ip -4 addr show dev eth0"), address)
 	require.Contains(e, e.mustInPod("fabric", "ip rule"), rule)
 	require.Contains(e, e.mustInPod("fabric", "ip route show table 100"), route)
+	routes = e.routesFrom("fabric", "eth0", own)
 	require.NotContains(e, e.mustInPod("fabric", "ip route show table main"), "default")
 	e.eventually("pod fabric pings "+far, func() string {
 		if out, ok := e.inPod("fabric", fmt.Sprintf("ping -c 1 -W 2 -I %s %s", own, far)); !ok {
@@ -118,14 +120,53 @@ func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) {
 		return ""
 	})
 	require.Empty(e, strings.TrimSpace(e.onNode(n, "ls -A "+hostRecords)))
+	return routes
 }
 
-// TestHostDeviceVF: through containerd, a pod's network is a VF with its address and a policy route through the PF.
+// routesFrom returns, sorted, the routes that the pod has for what it sends from an address of an interface, in the table that its rule
+// names. Left out is what each program chooses for itself: the number of the table and the word for who made a route.
+func (e *T) routesFrom(pod, name, addr string) (routes []string) {
+	e.Helper()
+	table := e.mustInPod(pod, fmt.Sprintf("ip rule | sed -n 's/.*from %s lookup //p'", addr))
+	require.NotEmpty(e, table, "pod %s has no rule for %s", pod, addr)
+	for line := range strings.Lines(e.mustInPod(pod, "ip route show table "+table)) {
+		words := strings.Fields(line)
+		for i := 1; i+1 < len(words); i++ {
+			switch {
+			case words[i] == "proto":
+				words = slices.Delete(words, i, i+2)
+				i--
+			case words[i] == "dev" && words[i+1] == name:
+				words[i+1] = "NIC"
+			}
+		}
+		routes = append(routes, strings.Join(words, " "))
+	}
+	slices.Sort(routes)
+	return routes
+}
+
+// TestHostDeviceVF: through containerd, a pod's network is a VF with its address and a policy route through the PF. The driver gives
+// the same VF, where its network derives routes, the same table for the same address.
 func TestHostDeviceVF(t *testing.T) {
 	e := startSRIOV(t)
 	n := e.node
 	e.installHostDevice(n)
 	vf := vfName(0)
+	const own = "10.1.2.130"
+	e.configure(n.Name(), sriovPools(vfPool("fabric", 0)))
+	e.waitDevices(n.Name(), "fabric", 1)
+	e.class("fabric", "fabric")
+	e.network("fabric", fmt.Sprintf(`{namespaceSelector: {}, subnets: [{cidr: 10.1.2.128/25, ranges: [{from: %s, to: %[1]s}]}],
+		policyRouting: {derive: {nexthopNetAddrOffset: 1, routeDstPrefixLen: 19}}}`, own))
+	e.networkTemplate("fabric", "fabric", "fabric", `{"network": %q, "podIfName": "sriov0"}`)
+	e.pod("derived", n.Name(), "fabric")
+	e.running("derived")
+	derived := e.routesFrom("derived", "sriov0", own)
+	require.Contains(e, e.mustInPod("derived", "ip route get 10.1.20.1 from "+own), "via 10.1.2.129 dev sriov0")
+	e.deletePods("derived")
+	e.noAllocations(n)
+
 	e.onNode(n, fmt.Sprintf(`set -e
 		ip address add 10.1.2.129/25 dev %[1]s noprefixroute
 		ip address add 10.1.20.1/32 dev %[1]s
@@ -136,7 +177,9 @@ func TestHostDeviceVF(t *testing.T) {
 		e.onNode(n, fmt.Sprintf("ip -4 address flush dev %s; ip route flush dev %[1]s; ip -4 address flush dev %s; ip link set %[2]s down", lab.Uplink, vf))
 	})
 	e.fabric(n, e.pciAddrOf(n, vf), 1, 19)
-	e.onFabric(n, vf, "10.1.2.130/25", "from 10.1.2.130 lookup 100", "10.1.0.0/19 via 10.1.2.129", "10.1.20.1")
+	routes := e.onFabric(n, vf, own+"/25", "from "+own+" lookup 100", "10.1.0.0/19 via 10.1.2.129", "10.1.20.1")
+	require.Len(e, routes, 2)
+	require.Equal(e, routes, derived, "by amd-host-device and sbr, and by the driver")
 }
 
 // TestHostDevicePF: the same with a PF, whose /31 ends at the other node's.

@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -361,4 +362,65 @@ func TestNetworkFull(t *testing.T) {
 	e.deletePods("pair", "waits")
 	e.noAllocations(n)
 	require.Empty(e, e.addressesOf("small"))
+}
+
+// TestJumboFrames is the storage network of the documentation on two nodes whose PFs have an MTU of 9000: pings of 8,900 bytes reach
+// each of the two NICs of a pod in one frame, and are answered by it, IPv4 and IPv6.
+func TestJumboFrames(t *testing.T) {
+	e := startEverywhere(t)
+	e.ensureVFs()
+	e.guard()
+	for _, n := range e.Nodes() {
+		e.onNode(n, "ip link set "+lab.Uplink+" mtu 9000")
+		e.atEnd(func() { e.onNode(n, "ip link set "+lab.Uplink+" mtu 1500") })
+		e.configure(n.Name(), sriovSpec())
+		e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	}
+	e.class("vf", "sriov-pool")
+	const vlan = 1100
+	e.network("storage", fmt.Sprintf(`{namespaceSelector: {}, pools: [sriov-pool], vlan: %d, mtu: 9000, policyRouting: {},
+		subnets: [{cidr: 10.79.0.0/24, gateway: 10.79.0.1}, {cidr: '2001:db8:79::/64'}],
+		routes: [{to: 10.79.128.0/17}], interface: {arpIgnore: 1, arpAnnounce: 2}}`, vlan))
+	parameters := func(name string) string {
+		return fmt.Sprintf(`{"network": %q, "podIfName": %q}`, e.networkName("storage"), name)
+	}
+	e.template("target", []resourceapi.DeviceRequest{e.request("net", "vf")}, config(parameters("stor0")))
+	e.template("paths", []resourceapi.DeviceRequest{e.request("left", "vf"), e.request("right", "vf")},
+		config(parameters("stor0"), "left"), config(parameters("stor1"), "right"))
+	e.pod("target", e.Nodes()[0].Name(), "target")
+	e.pod("client", e.Nodes()[1].Name(), "paths")
+	e.running("target", "client")
+	capture, err := e.CaptureUplinks()
+	require.NoError(e, err)
+	defer capture.Close()
+
+	const payload, ipv4, ipv6 = 8900, 0x0800, 0x86dd
+	for _, name := range []string{"stor0", "stor1"} {
+		require.Equal(e, "9000", e.mustInPod("client", "cat /sys/class/net/"+name+"/mtu"))
+		mac := e.mustInPod("client", "cat /sys/class/net/"+name+"/address")
+		addrs := strings.Fields(e.mustInPod("client", "ip -o addr show dev "+name+" scope global | sed 's/.* inet6* //; s,/.*,,'"))
+		require.Len(e, addrs, 2, "%v", addrs)
+		for _, addr := range addrs {
+			e.reaches("target", fmt.Sprintf("-s %d %s", payload, addr))
+		}
+		for etherType, header := range map[uint16]int{ipv4: 20 + 8, ipv6: 40 + 8} {
+			for _, fromClient := range []bool{false, true} {
+				ctx, cancel := context.WithTimeout(e.ctx, patience)
+				_, err := capture.WaitFor(ctx, func(f lab.Frame) bool {
+					from := f.Dst
+					if fromClient {
+						from = f.Src
+					}
+					return from.String() == mac && f.EtherType == etherType && f.VLAN == vlan && len(f.Payload) == header+payload &&
+						(etherType == ipv6 || f.Payload[6]&0x40 != 0) // don't fragment
+				})
+				cancel()
+				require.NoError(e, err, "a frame of %d bytes, type %#x, of %s, from it: %t", header+payload, etherType, name, fromClient)
+			}
+		}
+	}
+	e.deletePods("target", "client")
+	for _, n := range e.Nodes() {
+		e.noAllocations(n)
+	}
 }

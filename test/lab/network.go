@@ -174,6 +174,10 @@ func freeSubnet(host *netlink.Handle, id uint32) (hostIP, insideIP net.IP, err e
 	return nil, nil, errors.New("no free subnet for the link to the lab")
 }
 
+// uplinkMTU is what the uplinks' switch passes, as switches do that are set up
+// for jumbo frames. The nodes' NICs have 1500 unless somebody raises it.
+const uplinkMTU = 9216
+
 // addTap makes a tap for a node's NIC and plugs it into a bridge.
 func (n network) addTap(name, bridge string) error {
 	inside, err := n.handle()
@@ -200,6 +204,11 @@ func (n network) addTap(name, bridge string) error {
 	}
 	if err := inside.LinkSetMaster(tap, master); err != nil {
 		return fmt.Errorf("plugging %s into %s: %w", name, bridge, err)
+	}
+	if bridge == uplinkBridge {
+		if err := inside.LinkSetMTU(tap, uplinkMTU); err != nil {
+			return fmt.Errorf("MTU of %s: %w", name, err)
+		}
 	}
 	return inside.LinkSetUp(tap)
 }

@@ -33,6 +33,7 @@ func TestNetwork(t *testing.T) {
 	tap, err := inside.LinkByName("uplink1")
 	require.NoError(t, err)
 	require.Equal(t, bridge.Attrs().Index, tap.Attrs().MasterIndex)
+	require.Equal(t, uplinkMTU, tap.Attrs().MTU)
 	_, err = netlink.LinkByName("uplink1")
 	require.ErrorAs(t, err, &netlink.LinkNotFoundError{}, "the host has no such link")
 
