@@ -55,6 +55,10 @@ func misdirectedConfigs(claim *resourceapi.ResourceClaim, driver string, asked [
 		}
 		m := misdirected{message: fmt.Sprintf("%s for driver %.64q, which none of the claim's devices has", where, entry.Opaque.Driver)}
 		cfg, err := types.ParseDeviceConfig(entry.Opaque.Parameters.Raw)
+		near := nearlySame(entry.Opaque.Driver, driver)
+		if !near {
+			cfg = types.DeviceConfig{Network: cfg.Network, Vlan: cfg.Vlan}
+		}
 		for i, result := range results {
 			said := asked[i].DeviceConfig
 			if byClaim {
@@ -63,7 +67,7 @@ func misdirectedConfigs(claim *resourceapi.ResourceClaim, driver string, asked [
 			switch {
 			case exactnessOf(entry.Requests, result.Request) == notNamed:
 				continue
-			case err != nil && nearlySame(entry.Opaque.Driver, driver):
+			case err != nil && near:
 				m.message += fmt.Sprintf(", nor can they be read: %v", err)
 			case err != nil || says(said, cfg):
 				continue
