@@ -51,6 +51,9 @@ type room struct {
 // ensureInterval is how long a change that somebody makes to a prepared device goes unnoticed.
 const ensureInterval = 10 * time.Second
 
+// runtimeTimeout is how long what is left over waits for the runtime to say which sandboxes there are.
+const runtimeTimeout = time.Minute
+
 // placesDir is the folder in the journal's directory with what the gate hook reads.
 const placesDir = "gates"
 
@@ -426,7 +429,13 @@ func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
 	if !wait(ctx, s.compared) {
 		return nil
 	}
-	return s.room.Run(ctx)
+	// Which sandboxes there are is the runtime's to say. One that does not must not keep devices from everyone for good.
+	known, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	if err := s.runtime().WaitConnected(known); err != nil {
+		s.log.Warn("Devices that are left over are given back although the runtime has not said which sandboxes there are", "error", err)
+	}
+	return s.room.Run(ctx, s.hooks.SandboxesOf)
 }
 
 // releaseUnclaimed gives back what kubelet does not ask for any more, once the runtime has said which sandboxes there are.

@@ -29,17 +29,6 @@ func TestForcedDeletion(t *testing.T) {
 	e.waitDevices(e.node.Name(), "fast-net", 1)
 	e.class("dummy", "fast-net")
 	e.template("dummy", []resourceapi.DeviceRequest{e.request("net", "dummy")}, config(`{"podIfName": "dum0"}`))
-	if !e.heldUntilStopped() {
-		// Once a minute kubelet has the devices freed of pods that the API does not have any more, also when their
-		// containers still run. That was just now, and so is not the next time.
-		require.True(e, e.heldUntilStopped(), "the device was freed under a running container again")
-	}
-}
-
-// heldUntilStopped gives the node's only device to a pod, deletes that by force when it cannot be stopped, and has another
-// pod wait for the device. It returns false if the device was freed before the other pod was refused.
-func (e *T) heldUntilStopped() bool {
-	e.Helper()
 	n := e.node
 	e.pod("first", n.Name(), "dummy")
 	e.running("first")
@@ -58,15 +47,13 @@ func (e *T) heldUntilStopped() bool {
 	now := int64(0)
 	require.NoError(e, e.Client.CoreV1().Pods(e.ns).Delete(e.ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	e.pod("second", n.Name(), "dummy")
-	refused := false
+	// Once a minute kubelet has the devices freed of pods that the API does not have any more, also when their containers still run.
 	e.eventually("the second pod", func() string {
 		events := strings.Join(e.events("second"), " | ")
 		rows := e.allocations(n) // after the refusal it is still the holder's
-		require.LessOrEqual(e, len(rows), 1)
-		if len(rows) == 0 || rows[0].ClaimUID != string(holder.UID) {
-			return "" // freed
-		}
-		refused = strings.Contains(events, fmt.Sprintf(`request "net": device dummy0 is still held by claim %s/%s`, e.ns, holder.Name)) &&
+		require.Len(e, rows, 1)
+		require.Equal(e, string(holder.UID), rows[0].ClaimUID, "the device was freed under a running container")
+		refused := strings.Contains(events, fmt.Sprintf(`request "net": device dummy0 is still held by claim %s/%s`, e.ns, holder.Name)) &&
 			strings.Contains(events, e.ns+"/first")
 		if !refused {
 			return "is not refused, and the device is not free: " + events
@@ -82,7 +69,6 @@ func (e *T) heldUntilStopped() bool {
 	require.Equal(e, string(e.claimOf("second").UID), rows[0].ClaimUID)
 	e.deletePods("second")
 	e.noAllocations(n)
-	return refused
 }
 
 // TestSharedClaim gives one claim to several pods of a node: one has the device, the others are told so and start no

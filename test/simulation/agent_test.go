@@ -175,7 +175,12 @@ func (a *agent) session() {
 		return
 	}
 	go func() { _ = a.gate.Run(ctx("container-gate")) }()
-	go func() { _ = a.room.Run(ctx("give-back")) }()
+	go func() {
+		known, cancel := context.WithTimeout(ctx("give-back"), time.Minute)
+		defer cancel()
+		_ = a.waitConnected(known)
+		_ = a.room.Run(ctx("give-back"), s.mutant.sandboxesOf(a.hooks))
+	}()
 	if !s.mutant.keepAll {
 		go func() { _ = a.keeper.Run(ctx("addresses")) }()
 	}
@@ -348,7 +353,7 @@ func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results
 			return err
 		}
 		defer func() { <-a.slots }()
-		return a.preparer.Unprepare(ctx, info.uid)
+		return a.sim.mutant.unpreparer(a.preparer).Unprepare(ctx, info.uid)
 	})
 	for _, info := range batch {
 		s := a.sim

@@ -17,7 +17,9 @@ type faults struct {
 	apiLost, kernel, slow, disk float64
 	// remade is how likely VFs are made anew right after somebody has looked at them.
 	remade float64
-	since  time.Time
+	// starved is how likely a container takes up to a minute to start.
+	starved float64
+	since   time.Time
 	// quiet ends chaos and workload.
 	quiet bool
 }
@@ -42,7 +44,12 @@ func (s *sim) workload() {
 			}
 			pods := s.api.sortedPods()
 			pods = slices.DeleteFunc(pods, func(p *pod) bool { return p.ending })
+			starting := slices.DeleteFunc(slices.Clone(pods), func(p *pod) bool { return !s.starts(p) })
 			switch {
+			case len(starting) > 0 && s.chance(0.4):
+				p := starting[s.rng.IntN(len(starting))]
+				s.note("  pod %s is deleted by force while its containers are started", p.name)
+				s.api.delete(p, true)
 			case len(pods) < maxPods && s.chance(0.6):
 				s.makePod(shared)
 			case len(pods) > 0 && s.chance(0.5):
@@ -87,6 +94,7 @@ func (s *sim) chaos() {
 			*p = [...]float64{0, 0, 0.01, 0.03, 0.15}[s.rng.IntN(5)]
 		}
 		s.faults.remade = [...]float64{0, 0, 0.03}[s.rng.IntN(3)]
+		s.faults.starved = [...]float64{0.05, 0.3}[s.rng.IntN(2)]
 	}})
 	for {
 		s.do(&call{process: s.world, key: "chaos", poll: true, takes: span{time.Second, 20 * time.Second}, effect: func() {

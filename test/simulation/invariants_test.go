@@ -102,11 +102,17 @@ func (s *sim) checkPrepared(c *claim, p *pod) {
 	}
 }
 
-// checkStarted: a container has the devices of the claims that it lists, and reads that it has them.
-func (s *sim) checkStarted(ctr *container) {
+// checkStarted: a container has the devices of the claims that it lists, and reads that it has them. That of a pod that was deleted by
+// force meanwhile, whose claims may be another one's by now, has what was in its sandbox when it was made.
+func (s *sim) checkStarted(ctr *container, had []*vf) {
 	p, sb := ctr.sandbox.pod, ctr.sandbox
 	if s.api.pods[p.uid] == nil {
-		return // deleted by force: what it was to have is the next one's
+		for _, v := range had {
+			if len(ctr.claims) > 0 && v.netns != sb.netns && v.netns != sb.netns+"-own" && !s.lostUnseen(v) {
+				s.fail("container %s of pod %s, which was deleted by force, was started in %s without %s", ctr.name, p.name, sb.id, v)
+			}
+		}
+		return
 	}
 	for _, c := range ctr.claims {
 		if !c.reservedFor(p) {

@@ -111,6 +111,16 @@ func (v *vf) String() string {
 		v.incarnation, v.present, v.bound, v.mac)
 }
 
+// in returns the VFs whose links are in the namespace.
+func (k *kernel) in(netns string) (there []*vf) {
+	for _, v := range k.vfs {
+		if v.hasLink() && v.netns == netns {
+			there = append(there, v)
+		}
+	}
+	return there
+}
+
 func (k *kernel) vf(name string) *vf {
 	for _, v := range k.vfs {
 		if v.name == name {

@@ -105,6 +105,9 @@ func (k *kubelet) fallen(p *pod) bool {
 	return sb == nil || slices.ContainsFunc(p.containers, func(c *container) bool { return !c.started || c.sandbox != sb })
 }
 
+// starts says whether the pod has a sandbox, and containers that are still being started.
+func (s *sim) starts(p *pod) bool { return s.kubelet.ready(p) != nil && s.kubelet.fallen(p) }
+
 // ready returns the newest sandbox that runs.
 func (k *kubelet) ready(p *pod) *sandbox {
 	for _, sb := range slices.Backward(k.sim.runtime.of(p.uid)) {
@@ -283,7 +286,8 @@ func (k *kubelet) unprepare(pod kubetypes.UID) error {
 	return err
 }
 
-// reconcile gives back what is for pods only that kubelet does not look after.
+// reconcile gives back what is for pods only that the API does not have any more: also for those whose containers are still being
+// started or stopped.
 func (k *kubelet) reconcile() {
 	s := k.sim
 	for {
@@ -291,7 +295,7 @@ func (k *kubelet) reconcile() {
 		s.do(&call{process: k.process, key: "reconcile claims", poll: true, takes: span{60 * time.Second, 61 * time.Second}, effect: func() {
 			for _, uid := range slices.Sorted(maps.Keys(k.claims)) {
 				for pod := range k.claims[uid].pods {
-					if k.workers[pod] == nil && s.api.pods[pod] == nil {
+					if s.api.pods[pod] == nil {
 						gone = append(gone, pod)
 					}
 				}

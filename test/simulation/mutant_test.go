@@ -9,6 +9,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -30,12 +31,36 @@ type mutant struct {
 	anyLink bool
 	// oweNothing: it is not kept that kubelet takes a claim for prepared that has lost devices.
 	oweNothing bool
+	// freeInUse: devices are freed whether or not a sandbox that runs has them.
+	freeInUse bool
 	// undescribed: what pods read of their devices stays as it was before they had them.
 	undescribed bool
 	// takeTaken: an address that another one has is taken all the same. returnFirst: one is given back before the link is home.
 	// noteLate: the journal knows of one after the API server does. keepAll: what is left is not looked for.
 	takeTaken, returnFirst, noteLate, keepAll bool
 }
+
+// sandboxesOf returns what of the runtime's sandboxes the room is told of as it gives back.
+func (m mutant) sandboxesOf(hooks *nri.Hooks) func(kubetypes.UID) []attachments.Sandbox {
+	if m.freeInUse {
+		return func(kubetypes.UID) []attachments.Sandbox { return nil }
+	}
+	return hooks.SandboxesOf
+}
+
+// unpreparer returns what kubelet's requests to unprepare claims go to.
+func (m mutant) unpreparer(p *claims.Preparer) *claims.Preparer {
+	if !m.freeInUse {
+		return p
+	}
+	params := p.Params
+	params.Sandboxes = noSandboxes{}
+	return claims.NewPreparer(params)
+}
+
+type noSandboxes struct{}
+
+func (noSandboxes) Sandboxes(string) []attachments.Sandbox { return nil }
 
 // take has the keeper take addresses for the row.
 func (m mutant) take(ctx context.Context, keeper *networks.Keeper, row *tables.DRAAllocation, note func(*tables.DRAAllocation) error,

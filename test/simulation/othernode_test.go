@@ -127,12 +127,12 @@ func (n *otherNode) orphan() {
 	s := n.sim
 	server := objects{client{sim: s, process: s.world}}
 	ctx := withActor(context.Background(), "operator")
-	for {
+	for !n.off.IsZero() {
 		addresses, err := server.OfNode(ctx, n.name)
 		for _, a := range addresses {
 			err = cmp.Or(err, server.Delete(ctx, a.Name, a.UID))
 		}
-		if err == nil || n.off.IsZero() {
+		if err == nil {
 			return
 		}
 		s.sleep(s.world, "operator", span{time.Second, 10 * time.Second}, nil)

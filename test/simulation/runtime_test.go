@@ -185,8 +185,10 @@ func (r *containerRuntime) cdiDevice(id string) (env []string, ok bool) {
 func (r *containerRuntime) start(sb *sandbox, c *container) error {
 	s, p := r.sim, r.process
 	var env []string
+	var had []*vf
 	var err error
 	end := r.begin(fmt.Sprintf("create container %s of %s in %s", c.name, sb.pod.name, sb.id), func() {
+		had = s.kernel.in(sb.netns)
 		if !s.mutant.noCDI {
 			env, err = r.resolve(c)
 		}
@@ -198,7 +200,11 @@ func (r *containerRuntime) start(sb *sandbox, c *container) error {
 			return err
 		})
 	}
-	s.do(&call{process: p, key: fmt.Sprintf("start container %s of %s", c.name, sb.pod.name), takes: span{time.Millisecond, 30 * time.Millisecond}, effect: func() {
+	takes := span{time.Millisecond, 30 * time.Millisecond}
+	if s.chance(s.faults.starved) {
+		takes = span{time.Second, time.Minute} // on a node under load it took a quarter of one
+	}
+	s.do(&call{process: p, key: fmt.Sprintf("start container %s of %s", c.name, sb.pod.name), takes: takes, effect: func() {
 		end()
 		switch {
 		case err != nil:
@@ -209,7 +215,7 @@ func (r *containerRuntime) start(sb *sandbox, c *container) error {
 		default:
 			c.started, c.sandbox = true, sb
 			sb.containers = append(sb.containers, c)
-			s.checkStarted(c)
+			s.checkStarted(c, had)
 			return
 		}
 		s.note("  not started: %v", err)

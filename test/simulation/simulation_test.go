@@ -114,18 +114,19 @@ func TestReplay(t *testing.T) {
 // TestMutants: what the driver needs is missed when it is taken away.
 func TestMutants(t *testing.T) {
 	for name, m := range map[string]mutant{
-		"fault 1, no gate":                         {noCDI: true, noHook: true, admitAll: true},
-		"fault 1, nobody passes on":                {noHandOver: true},
-		"fault 2, nobody asks the kernel":          {blind: true},
-		"fault 4, a journal that forgets":          {forgetful: true},
-		"a claim that is owed nothing":             {oweNothing: true},
-		"whatever link there is":                   {anyLink: true},
-		"no hook before a container":               {noHook: true},
-		"an address that is taken is ours":         {takeTaken: true},
-		"an address is returned before the link":   {returnFirst: true},
-		"the journal after the address":            {noteLate: true},
-		"nobody looks for addresses that are left": {keepAll: true},
-		"devices that are not described":           {undescribed: true},
+		"fault 1, no gate":                          {noCDI: true, noHook: true, admitAll: true},
+		"fault 1, nobody passes on":                 {noHandOver: true},
+		"fault 2, nobody asks the kernel":           {blind: true},
+		"fault 4, a journal that forgets":           {forgetful: true},
+		"a claim that is owed nothing":              {oweNothing: true},
+		"a device taken out of a sandbox that runs": {freeInUse: true},
+		"whatever link there is":                    {anyLink: true},
+		"no hook before a container":                {noHook: true},
+		"an address that is taken is ours":          {takeTaken: true},
+		"an address is returned before the link":    {returnFirst: true},
+		"the journal after the address":             {noteLate: true},
+		"nobody looks for addresses that are left":  {keepAll: true},
+		"devices that are not described":            {undescribed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0

@@ -13,6 +13,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -84,7 +85,9 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 			return row, err // which driver it has now is for Free to look at
 		default:
 			r.world.Return(context.WithoutCancel(ctx), row)
-			err = errors.Join(err, r.world.Forget(row))
+			if failure := r.world.Forget(row); failure != nil {
+				return row, errors.Join(err, failure) // the entry goes when the device is freed
+			}
 		}
 		return nil, err
 	}
@@ -141,12 +144,13 @@ func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) err
 }
 
 // Run gives back, until the context ends, what is being released and could not be: kubelet need not ask again, and does
-// not ask at all for what an earlier life of the agent left.
-func (r *Room) Run(ctx context.Context) error {
+// not ask at all for what an earlier life of the agent left. sandboxesOf returns the pod's sandboxes that run: a device that is in one,
+// whose pod was deleted by force, stays until that has ended, since a container may be about to start there.
+func (r *Room) Run(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbox) error {
 	delay := firstGiveBack
 	for {
 		_, changed := r.table.AllWatch(r.db.ReadTxn())
-		if r.giveBackReleasing(ctx) == 0 {
+		if r.giveBackReleasing(ctx, sandboxesOf) == 0 {
 			delay = firstGiveBack
 			select {
 			case <-changed:
@@ -163,7 +167,7 @@ func (r *Room) Run(ctx context.Context) error {
 }
 
 // giveBackReleasing tries once for every claim, and returns for how many of them it failed.
-func (r *Room) giveBackReleasing(ctx context.Context) (failed int) {
+func (r *Room) giveBackReleasing(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbox) (failed int) {
 	var rows []*tables.DRAAllocation
 	for row := range r.table.All(r.db.ReadTxn()) {
 		if row.Releasing {
@@ -171,7 +175,7 @@ func (r *Room) giveBackReleasing(ctx context.Context) (failed int) {
 		}
 	}
 	for _, uid := range claimsOf(rows) {
-		if err := r.giveBackClaim(ctx, uid); err != nil {
+		if err := r.giveBackClaim(ctx, uid, sandboxesOf); err != nil {
 			failed++
 			r.log.Warn("Devices could not be given back, trying again", "claimUID", uid, "error", err)
 		}
@@ -179,7 +183,7 @@ func (r *Room) giveBackReleasing(ctx context.Context) (failed int) {
 	return failed
 }
 
-func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID) error {
+func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf func(kubetypes.UID) []Sandbox) error {
 	ctx, cancel := r.world.WithTimeout(ctx, giveBackTimeout)
 	defer cancel()
 	claim, err := r.Lock(ctx, uid)
@@ -192,6 +196,11 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID) error {
 		if !row.Releasing {
 			continue
 		}
+		if slices.ContainsFunc(sandboxesOf(row.PodUID), func(s Sandbox) bool { return r.isIn(ctx, s, row) }) {
+			errs = append(errs, fmt.Errorf("claim %s: device %s is in the sandbox of pod %s, which still runs; it is freed when that has ended",
+				row.Claim(), row.DeviceName, row.Pod()))
+			continue
+		}
 		r.Owe(row.ClaimRef())
 		if err := claim.free(ctx, row); err != nil {
 			errs = append(errs, fmt.Errorf("claim %s: %w", row.Claim(), err))
@@ -200,4 +209,13 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID) error {
 		r.world.Withdraw(row.ClaimRef())
 	}
 	return errors.Join(errs...)
+}
+
+// isIn says whether the row's device is in the sandbox, and that runs.
+func (r *Room) isIn(ctx context.Context, s Sandbox, row *tables.DRAAllocation) bool {
+	if !r.Alive(s) {
+		return false
+	}
+	seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice)
+	return err == nil && seen.Place == podnet.InPod
 }

@@ -127,8 +127,24 @@ func TestEntryThatStays(t *testing.T) {
 	require.ErrorContains(t, f.release(t.Context(), "pod"), "read-only")
 	require.True(t, f.row("a").Releasing)
 	delete(f.world.fail, "forget a")
-	require.Zero(t, f.giveBackReleasing(t.Context()))
+	require.Zero(t, f.giveBackReleasing(t.Context(), sandboxesOf()))
 	require.Empty(t, f.rows())
+}
+
+// The entry of a device that could not be set up, and that the journal keeps, is dealt with like one that could not be freed: else it
+// stayed, and its addresses with it, until the agent was started again.
+func TestEntryOfWhatWasNotSetUpStays(t *testing.T) {
+	f := newFixture(t)
+	row, _ := f.newRow("pod", "a", 1)
+	f.world.fail["setup a"], f.world.fail["forget a"] = errors.New("busy"), errors.New("read-only file system")
+	claim := f.lock()
+	require.ErrorContains(t, claim.Prepare(t.Context(), Plan{Claim: ref, SetUp: []*tables.DRAAllocation{row}}), "read-only")
+	claim.Unlock()
+	require.True(t, f.row("a").Releasing)
+	delete(f.world.fail, "forget a")
+	require.Zero(t, f.giveBackReleasing(t.Context(), sandboxesOf()))
+	require.Empty(t, f.rows())
+	require.Empty(t, f.world.noted)
 }
 
 // What is left of an earlier life is given back without anybody asking, and tried again when that fails.
@@ -139,13 +155,21 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	kept, _ := f.newRow("other", "b", 2)
 	require.NoError(t, f.Restore([]*tables.DRAAllocation{row.With(func(r *tables.DRAAllocation) { r.Releasing = true }), kept}))
 	f.world.fail["free a"] = errors.New("busy")
-	require.Equal(t, 1, f.giveBackReleasing(t.Context()))
+	var running []Sandbox
+	of := func(pod kubetypes.UID) []Sandbox { return sandboxesOf(running...)(pod) }
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of))
 	require.Equal(t, "Failed", f.row("a").State())
 	delete(f.world.fail, "free a")
 
+	running = []Sandbox{{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}}
+	f.world.put(a.ID, "/run/netns/s1")
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of), "a container may be about to start there")
+	require.Equal(t, "/run/netns/s1", f.world.place[a.ID])
+	running = nil
+
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- f.Run(ctx) }()
+	go func() { done <- f.Run(ctx, of) }()
 	require.Eventually(t, func() bool { return len(f.rows()) == 1 }, waitFor, tick)
 	require.Equal(t, "Prepared", f.row("b").State())
 	cancel()
@@ -318,7 +342,7 @@ func (n *node) start(t *testing.T, reserved ...kubetypes.UID) *Room {
 		rows = append(rows, row)
 	}
 	require.NoError(t, room.Restore(rows))
-	require.Zero(t, room.giveBackReleasing(t.Context()))
+	require.Zero(t, room.giveBackReleasing(t.Context(), sandboxesOf()))
 	return room
 }
 

@@ -114,19 +114,34 @@ func (r *Room) releaseIfUnclaimed(ctx context.Context, rows []*tables.DRAAllocat
 	return claim.Release(ctx)
 }
 
-// InUse says whether a device of the claim is in one of the sandboxes, which still runs, and the claim is a pod's: whoever
-// wants it released does not know of that pod.
-func (c *Claim) InUse(ctx context.Context, sandboxes []Sandbox) (bool, error) {
+// Use is what a claim's devices are used for.
+type Use int
+
+const (
+	// Unused: no device is in a sandbox that runs.
+	Unused Use = iota
+	// UsedByHolder: a device is in the sandbox of a pod that the claim is reserved for.
+	UsedByHolder
+	// UsedByGone: a device is in a sandbox that runs, and the claim is no pod's any more. Its pod was deleted by force; a container of it
+	// may be about to start.
+	UsedByGone
+)
+
+// Use says whether a device of the claim is in one of the sandboxes, which still runs.
+func (c *Claim) Use(ctx context.Context, sandboxes []Sandbox) (Use, error) {
 	for _, row := range c.Rows() {
 		i := slices.IndexFunc(sandboxes, func(s Sandbox) bool { return attachedTo(row, s.ID) })
 		if i < 0 || row.Releasing || !c.room.Alive(sandboxes[i]) {
 			continue
 		}
-		held, err := c.room.world.IsHeld(ctx, row)
-		if err != nil {
-			return false, fmt.Errorf("read the claim, whose device %s is in pod %s, which runs: %w", row.DeviceName, row.Pod(), err)
+		switch held, err := c.room.world.IsHeld(ctx, row); {
+		case err != nil:
+			return Unused, fmt.Errorf("read the claim, whose device %s is in pod %s, which runs: %w", row.DeviceName, row.Pod(), err)
+		case held:
+			return UsedByHolder, nil
+		default:
+			return UsedByGone, nil
 		}
-		return held, nil
 	}
-	return false, nil
+	return Unused, nil
 }

@@ -11,6 +11,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 )
 
 // Unprepare gives back every device of the claim: the link comes home and the device is freed. It needs only the
@@ -18,7 +19,9 @@ import (
 // cannot be freed keeps its row, which says why, and the call can be repeated.
 //
 // Kubelet asks when no pod that it knows of uses the claim. One that has lost its checkpoint does not know of the pods that ran
-// before, one of which may have the claim's devices: they stay, and are released when that pod is gone.
+// before, one of which may have the claim's devices: they stay, and are released when that pod is gone. Once a minute it asks too for pods
+// that the API server does not have any more, whose containers it still starts or stops: until their sandbox has ended that is an error,
+// so that none starts without its device, and kubelet asks again when the sandbox has ended.
 func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err error) {
 	start := time.Now()
 	defer func() { p.Metrics.done("unprepare", start, err) }()
@@ -32,14 +35,17 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	defer held.Unlock()
 	rows := held.Rows()
 	if len(rows) > 0 {
-		used, err := held.InUse(ctx, p.Sandboxes.Sandboxes(rows[0].ClaimNamespace))
+		use, err := held.Use(ctx, p.Sandboxes.Sandboxes(rows[0].ClaimNamespace))
 		switch {
 		case err != nil:
 			return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
-		case used:
+		case use == attachments.UsedByHolder:
 			p.Logger.Warn("Kubelet unprepares a claim whose devices are in a pod that it is reserved for and that runs; they stay there until that pod ends",
 				"claim", rows[0].Claim(), "pod", rows[0].Pod())
 			return nil
+		case use == attachments.UsedByGone:
+			return fmt.Errorf("unprepare claim %s (uid %s): its devices are in the sandbox of pod %s, which still runs; they are freed when it has ended",
+				rows[0].Claim(), claim, rows[0].Pod())
 		}
 		p.Room.Owe(rows[0].ClaimRef()) // until kubelet has the answer it takes the claim for prepared
 	}

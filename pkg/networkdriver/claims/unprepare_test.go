@@ -145,8 +145,13 @@ func TestUnprepareUnderARunningPod(t *testing.T) {
 	require.Equal(t, "Attached", h.row("a").State())
 	require.Empty(t, h.host.takeCalls())
 
-	// The claim is nobody's any more, as after a deletion by force.
+	// The claim is nobody's any more, as after a deletion by force: kubelet may still be starting the pod's containers.
 	h.host.held = func(*tables.DRAAllocation) (bool, error) { return false, nil }
+	require.ErrorContains(t, h.Unprepare(t.Context(), "uid-c"),
+		"its devices are in the sandbox of pod default/first, which still runs; they are freed when it has ended")
+	require.Equal(t, "Attached", h.row("a").State())
+	require.Empty(t, h.host.takeCalls())
+	h.host.stop("s1")
 	require.NoError(t, h.Unprepare(t.Context(), "uid-c"))
 	require.Empty(t, h.rows())
 

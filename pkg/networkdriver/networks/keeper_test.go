@@ -470,6 +470,33 @@ func TestReturnLater(t *testing.T) {
 	})
 }
 
+// TestTakeFailsAndTheJournalKeepsIt gives back what the API server took without an answer as soon as the journal lets go of it, which
+// could not be written when Prepare failed.
+func TestTakeFailsAndTheJournalKeepsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n := newNode(objects, "node1")
+		ctx, end := n.begin(t)
+		defer end()
+		away := errors.New("away")
+		objects.answers(func(call string, done bool) error {
+			if done && strings.HasPrefix(call, "create") {
+				return away
+			}
+			return nil
+		})
+		row := rowFor("a", subnet(t, "192.0.2.7/32", ""))
+		_, err := n.Take(ctx, row, n.note)
+		require.ErrorIs(t, err, away)
+		objects.answers(nil)
+		time.Sleep(20 * time.Minute)
+		require.Len(t, objects.names(), 1, "the journal has it")
+		n.forget(row)
+		time.Sleep(2 * time.Minute)
+		require.Empty(t, objects.names())
+	})
+}
+
 // TestReturnWhenTheJournalLetsGo gives back, soon after, what the journal kept for a device that was never set up: neither the API server
 // nor the disk took what a failed Prepare undid. Then another claim gets the device.
 func TestReturnWhenTheJournalLetsGo(t *testing.T) {

@@ -63,7 +63,8 @@ func (k *Keeper) Take(ctx context.Context, row *tables.DRAAllocation, note func(
 		}
 		if !waits || ctx.Value(atOnce{}) != nil || time.Since(start)+delay > fullPatience || !pause.For(ctx, delay) {
 			t.giveBack(context.WithoutCancel(ctx))
-			k.later() // the API server may have taken what it did not answer to
+			k.setUnreturned(row, true) // the API server may have taken what it did not answer to, and the journal may keep what it is told to forget
+			k.later()
 			return nil, fmt.Errorf("network %s: %w", row.Config.Network, err)
 		}
 	}

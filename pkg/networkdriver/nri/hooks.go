@@ -109,6 +109,9 @@ func (h *Hooks) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 // ended are among them, until the runtime says so.
 func (h *Hooks) Sandboxes(namespace string) []attachments.Sandbox { return h.sandboxes.in(namespace) }
 
+// SandboxesOf returns those of the pod.
+func (h *Hooks) SandboxesOf(pod kubetypes.UID) []attachments.Sandbox { return h.sandboxes.of(pod) }
+
 // CreateContainer refuses a container whose pod misses a device, after one more attempt to attach it, and one that uses
 // the claim of another pod. Programs that drive a device may lock their memory. It is what keeps a pod from running bare when its sandbox started while the driver was away.
 func (h *Hooks) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
@@ -209,7 +212,7 @@ func (h *Hooks) Synchronize(ctx context.Context, pods []*api.PodSandbox, contain
 }
 
 // Ensure has the pods' devices put back as they should be. It is to be called every few seconds.
-func (h *Hooks) Ensure(ctx context.Context) { h.pods.Ensure(ctx, h.sandboxes.of) }
+func (h *Hooks) Ensure(ctx context.Context) { h.pods.Ensure(ctx, h.SandboxesOf) }
 
 // bounded runs work and stops waiting for it after the hook's time: a netlink call to a busy PF cannot be cancelled.
 // The work then goes on with its context cancelled. When it has ended, and the answer was an error, undo is called, if there is one.
