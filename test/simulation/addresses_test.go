@@ -89,7 +89,7 @@ func (o objects) Get(ctx context.Context, name string) (address *v2alpha1.Cilium
 	return address, err
 }
 
-func (o objects) InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+func (o objects) InBlock(ctx context.Context, network, block string, _ bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
 	return o.list(ctx, "in block "+block, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
 		return a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelBlock] == block
 	})
@@ -135,11 +135,13 @@ func (o objects) Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriv
 	})
 }
 
-func (o objects) Delete(ctx context.Context, name string, uid kubetypes.UID) error {
-	return o.request(ctx, "delete address "+name+" "+string(uid), func() error {
-		if present := o.sim.api.addresses[name]; present != nil && present.UID == uid {
-			delete(o.sim.api.addresses, name)
+func (o objects) Delete(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
+	return o.request(ctx, "delete address "+address.Name+" "+string(address.UID), func() error {
+		present := o.sim.api.addresses[address.Name]
+		if present != nil && (present.UID != address.UID || present.ResourceVersion != address.ResourceVersion) {
+			return apierrors.NewConflict(v2alpha1.Resource(v2alpha1.AddressResource), address.Name, errors.New("it was changed"))
 		}
+		delete(o.sim.api.addresses, address.Name)
 		return nil
 	})
 }

@@ -129,8 +129,8 @@ func (n *otherNode) orphan() {
 	ctx := withActor(context.Background(), "operator")
 	for !n.off.IsZero() {
 		addresses, err := server.OfNode(ctx, n.name)
-		for _, a := range addresses {
-			err = cmp.Or(err, server.Delete(ctx, a.Name, a.UID))
+		for i := range addresses {
+			err = cmp.Or(err, server.Delete(ctx, &addresses[i]))
 		}
 		if err == nil {
 			return

@@ -4,8 +4,10 @@
 package networks
 
 import (
+	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -90,6 +92,21 @@ func TestAPIReuse(t *testing.T) {
 	// One that nothing is kept of goes.
 	plain, err := one.Take(t.Context(), rowFor("plain", subnets...), one.note)
 	require.NoError(t, err)
+	addr := plain.Config.Joined.Addresses[0].Addr()
+	require.Eventually(t, func() bool {
+		found, err := objects.InBlock(t.Context(), "storage", v2alpha1.AddressBlock(addr), false)
+		return assert.NoError(t, err) && slices.ContainsFunc(found, func(a v2alpha1.CiliumNetworkDriverAddress) bool { return a.Spec.Address == addr.String() })
+	}, time.Minute, 10*time.Millisecond, "in the cache")
+	other, err := objects.Get(t.Context(), v2alpha1.AddressName("storage", addr))
+	require.NoError(t, err)
+	other.ResourceVersion = stale.ResourceVersion
+	require.True(t, apierrors.IsConflict(objects.Delete(t.Context(), other)))
+	again, err := one.Take(t.Context(), rowFor("plain", subnets...), one.note)
+	require.NoError(t, err)
+	require.Equal(t, plain, again)
+	anew, err := objects.Get(t.Context(), v2alpha1.AddressName("storage", addr))
+	require.NoError(t, err)
+	require.NotEqual(t, other.UID, anew.UID)
 	one.Return(t.Context(), plain)
 	_, err = objects.Get(t.Context(), v2alpha1.AddressName("storage", plain.Config.Joined.Addresses[0].Addr()))
 	require.True(t, apierrors.IsNotFound(err), "%v", err)

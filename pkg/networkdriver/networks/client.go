@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	kubetypes "k8s.io/apimachinery/pkg/types"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
@@ -70,10 +69,14 @@ func (c *Client) Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkD
 	return address, c.custom.Get().Resource(v2alpha1.AddressResource).Name(name).Do(ctx).Into(address)
 }
 
-// InBlock implements [Objects].
-func (c *Client) InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	selector := labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()
-	return c.list(ctx, metav1.ListOptions{LabelSelector: selector})
+// InBlock implements [Objects]. An API server that is asked for no version looks into its cache at once. Else it asks etcd for the
+// present one, waits until its cache has that, and, where that takes seconds, reads all addresses from etcd.
+func (c *Client) InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	options := metav1.ListOptions{LabelSelector: labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()}
+	if !fresh {
+		options.ResourceVersion = "0"
+	}
+	return c.list(ctx, options)
 }
 
 // Reserved implements [Objects].
@@ -103,11 +106,11 @@ func (c *Client) Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriv
 }
 
 // Delete implements [Objects].
-func (c *Client) Delete(ctx context.Context, name string, uid kubetypes.UID) error {
-	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
-	err := c.custom.Delete().Resource(v2alpha1.AddressResource).Name(name).Body(options).Do(ctx).Error()
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another one by now
+func (c *Client) Delete(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error {
+	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &address.UID, ResourceVersion: &address.ResourceVersion}}
+	err := c.custom.Delete().Resource(v2alpha1.AddressResource).Name(address.Name).Body(options).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return nil
 	}
 	return err
 }

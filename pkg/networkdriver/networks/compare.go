@@ -13,7 +13,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/crashpoint"
@@ -81,13 +80,6 @@ func (k *Keeper) later() {
 	defer k.mu.Unlock()
 	close(k.more)
 	k.more = make(chan struct{})
-}
-
-func (k *Keeper) isReturning(name string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	_, returning := k.returning[name]
-	return returning
 }
 
 // Run gives back, until the context ends, what no device of the node has: what an earlier life of the agent left, and what could
@@ -191,27 +183,11 @@ func (k *Keeper) returnUnused(ctx context.Context, object *v2alpha1.CiliumNetwor
 	if object.Spec.State == v2alpha1.AddressReleased || k.mayBeUsed(object, addr) {
 		return nil
 	}
-	k.setReturning(object.Name, object.UID)
-	defer k.setReturning(object.Name, "")
-	// Whoever takes it from now on makes another object; who has taken it before is in the journal.
-	if k.mayBeUsed(object, addr) {
-		return nil
-	}
+	// Whoever takes it meanwhile makes another object.
 	if err := k.give(ctx, object); err != nil {
 		return err
 	}
 	k.log.Info("Address that no device has any more is given back", "network", object.Spec.Network, "address", object.Spec.Address,
 		"claim", object.Spec.Namespace+"/"+object.Spec.Claim.Name)
 	return nil
-}
-
-// setReturning notes that the object is being given back; no UID takes that back.
-func (k *Keeper) setReturning(name string, uid kubetypes.UID) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if uid == "" {
-		delete(k.returning, name)
-	} else {
-		k.returning[name] = uid
-	}
 }

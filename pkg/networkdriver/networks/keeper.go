@@ -43,8 +43,9 @@ type Objects interface {
 	// Create makes the object; that one of the name exists is an error that [apierrors.IsAlreadyExists] knows.
 	Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
 	Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error)
-	// InBlock returns a network's addresses in the block.
-	InBlock(ctx context.Context, network, block string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
+	// InBlock returns a network's addresses in the block, as the API server has them in its cache, which may be behind; fresh asks for
+	// an answer that is not.
+	InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error)
 	// Reserved returns a network's addresses with the reservation, as their label has it.
 	Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error)
 	// OfNode returns the addresses of the node, those that it has released too.
@@ -52,8 +53,9 @@ type Objects interface {
 	// Update changes the object if it is still that of the UID and the resource version; if not, that is an error that
 	// [apierrors.IsConflict] or [apierrors.IsNotFound] knows.
 	Update(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
-	// Delete removes the object if it is still that of the UID. One that is gone is no error.
-	Delete(ctx context.Context, name string, uid kubetypes.UID) error
+	// Delete removes the object if it is still that of the UID and the resource version; if not, that is an error that
+	// [apierrors.IsConflict] knows. One that is gone is no error.
+	Delete(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
 }
 
 // Keeper takes addresses for the node's devices, and gives them back: nobody else does while the node exists. The API server
@@ -71,9 +73,6 @@ type Keeper struct {
 	waits func(row *tables.DRAAllocation, message string)
 
 	mu sync.Mutex // guards the fields below
-	// returning are objects that are to be given back, or being given back, by their names: whoever is to have such an address again makes
-	// another object for it.
-	returning map[string]kubetypes.UID
 	// left are the devices that were left to the pods of claims.
 	left map[claimDevice]bool
 	// unreturned are the devices whose addresses could not be given back. The journal may still have them as it does, when it could not
@@ -104,7 +103,7 @@ type Params struct {
 
 // NewKeeper returns the keeper of a node's addresses.
 func NewKeeper(p Params) *Keeper {
-	return &Keeper{log: p.Logger, objects: p.Objects, node: p.Node, held: p.Held, waits: p.Waits, returning: map[string]kubetypes.UID{},
+	return &Keeper{log: p.Logger, objects: p.Objects, node: p.Node, held: p.Held, waits: p.Waits,
 		left: map[claimDevice]bool{}, unreturned: map[claimDevice]bool{}, more: make(chan struct{})}
 }
 

@@ -39,8 +39,10 @@ type fakeObjects struct {
 	blocks map[string]map[string]bool
 	// reserved are the same by their reservations.
 	reserved map[string]map[string]bool
-	uids     int
-	calls    []string
+	// cached is what the API server has in its cache, if it is behind.
+	cached map[string]v2alpha1.CiliumNetworkDriverAddress
+	uids   int
+	calls  []string
 	// answer, if it is not nil, may fail a call, before or after it had its effect.
 	answer func(call string, done bool) error
 }
@@ -108,10 +110,14 @@ func (o *fakeObjects) Get(_ context.Context, name string) (a *v2alpha1.CiliumNet
 	})
 }
 
-func (o *fakeObjects) InBlock(_ context.Context, network, block string) (found []v2alpha1.CiliumNetworkDriverAddress, err error) {
+func (o *fakeObjects) InBlock(_ context.Context, network, block string, fresh bool) (found []v2alpha1.CiliumNetworkDriverAddress, err error) {
 	return found, o.call("list "+network+" "+block, func() error {
+		objects := o.objects
+		if o.cached != nil && !fresh {
+			objects = o.cached
+		}
 		for name := range o.blocks[network+"/"+block] {
-			if a, ok := o.objects[name]; ok {
+			if a, ok := objects[name]; ok {
 				found = append(found, a)
 			}
 		}
@@ -165,11 +171,13 @@ func (o *fakeObjects) OfNode(_ context.Context, node string) (found []v2alpha1.C
 	})
 }
 
-func (o *fakeObjects) Delete(_ context.Context, name string, uid kubetypes.UID) error {
-	return o.call("delete "+name, func() error {
-		if a, ok := o.objects[name]; ok && a.UID == uid {
-			delete(o.objects, name)
+func (o *fakeObjects) Delete(_ context.Context, a *v2alpha1.CiliumNetworkDriverAddress) error {
+	return o.call("delete "+a.Name, func() error {
+		present, ok := o.objects[a.Name]
+		if ok && (present.UID != a.UID || present.ResourceVersion != a.ResourceVersion) {
+			return apierrors.NewConflict(v2alpha1.Resource(v2alpha1.AddressResource), a.Name, errors.New("it is another one by now"))
 		}
+		delete(o.objects, a.Name)
 		return nil
 	})
 }
@@ -460,11 +468,13 @@ func TestReturnLater(t *testing.T) {
 		n.forget(a)
 		n.Return(ctx, b)
 		n.forget(b)
-		b, err = n.Take(ctx, rowFor("b", s), n.note)
-		require.NoError(t, err, "its own object is there still")
+		_, err = n.Take(ctx, rowFor("b", s), n.note)
+		require.ErrorContains(t, err, "anew", "its own object is there still, and may be deleted yet")
 		time.Sleep(3 * time.Minute)
 		require.Len(t, objects.names(), 2)
 		objects.answers(nil)
+		b, err = n.Take(ctx, rowFor("b", s), n.note)
+		require.NoError(t, err)
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, []string{"storage." + b.Config.Joined.Addresses[0].Addr().String()}, objects.names())
 	})
@@ -531,32 +541,68 @@ func TestReturnWhenTheJournalLetsGo(t *testing.T) {
 	})
 }
 
-// TestTakenWhileReturned makes another object for an address whose object is being deleted by the comparison, so that the deletion
-// does not take the address from its new holder.
+// TestTakenWhileReturned makes another object for an address whose object is there from an earlier try, so that no deletion that is
+// under way takes the address from its new holder; and leaves to another node what was deleted in between.
 func TestTakenWhileReturned(t *testing.T) {
 	objects := newObjects()
 	n := newNode(objects, "node1")
-	row := rowFor("a", subnet(t, "192.0.2.7/32", ""))
+	row := rowFor("a", subnet(t, "192.0.2.6/31", ""))
 	taken, err := n.Take(t.Context(), row, n.note)
 	require.NoError(t, err)
 	n.forget(taken)
-	first := objects.objects["storage.192.0.2.7"].UID
-	n.setReturning("storage.192.0.2.7", first)
-	_, err = n.Take(t.Context(), row, n.note)
+	addr := taken.Config.Joined.Addresses[0].Addr()
+	name := "storage." + addr.String()
+	first := objects.objects[name]
+	again, err := n.Take(t.Context(), row, n.note)
 	require.NoError(t, err)
-	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
-	require.NoError(t, objects.Delete(t.Context(), "storage.192.0.2.7", first))
-	require.Len(t, objects.names(), 1)
+	require.Equal(t, taken, again)
+	require.True(t, apierrors.IsConflict(objects.Delete(t.Context(), &first)))
 
-	// The comparison comes to it while the journal is being written.
-	n = newNode(objects, "node1")
-	first = objects.objects["storage.192.0.2.7"].UID
-	_, err = n.Take(t.Context(), row, func(row *tables.DRAAllocation) error {
-		n.setReturning("storage.192.0.2.7", first)
+	// The comparison gives it back while the journal is being written, and another node takes it.
+	n.forget(taken)
+	other := newNode(objects, "node2")
+	noted := 0
+	again, err = n.Take(t.Context(), row, func(row *tables.DRAAllocation) error {
+		if noted++; noted == 2 {
+			now := objects.objects[name]
+			require.NoError(t, objects.Delete(t.Context(), &now))
+			_, err := other.Take(t.Context(), rowFor("b", subnet(t, addr.String()+"/32", "")), other.note)
+			require.NoError(t, err)
+		}
 		return n.note(row)
 	})
 	require.NoError(t, err)
-	require.NotEqual(t, first, objects.objects["storage.192.0.2.7"].UID)
+	require.NotEqual(t, addr, again.Config.Joined.Addresses[0].Addr())
+	require.NoError(t, n.Holds(t.Context(), again))
+	require.Len(t, objects.names(), 2)
+}
+
+// TestTakeByStaleAnswers takes addresses where the API server's cache is behind: it has none of those that were taken since, and has some
+// that were given back. No address is taken twice.
+func TestTakeByStaleAnswers(t *testing.T) {
+	objects := newObjects()
+	n, other := newNode(objects, "node1"), newNode(objects, "node2")
+	s := subnet(t, "192.0.2.0/27", "")
+	early, err := n.Take(t.Context(), rowFor("early", s), n.note)
+	require.NoError(t, err)
+	objects.cached = maps.Clone(objects.objects)
+	n.forget(early)
+	n.Return(t.Context(), early)
+	has := map[netip.Addr]string{}
+	for i := range 29 {
+		claim := fmt.Sprint("claim", i)
+		row, err := []*node{n, other}[i%2].Take(t.Context(), rowFor(claim, s), []*node{n, other}[i%2].note)
+		require.NoError(t, err)
+		addr := row.Config.Joined.Addresses[0].Addr()
+		require.Empty(t, has[addr], "%s twice", addr)
+		has[addr] = claim
+	}
+	require.Len(t, objects.names(), 29)
+	// The last is free in truth, and the cache has it as this claim's, as it was.
+	again, err := n.Take(AtOnce(t.Context()), rowFor("early", s), n.note)
+	require.NoError(t, err)
+	require.Empty(t, has[again.Config.Joined.Addresses[0].Addr()])
+	require.NoError(t, n.Holds(t.Context(), again))
 }
 
 // TestTakenFromOthers takes an address again whose object somebody has deleted under the device, and says so when another device

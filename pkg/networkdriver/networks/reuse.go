@@ -36,7 +36,7 @@ func isOf(present, other *v2alpha1.CiliumNetworkDriverAddress) bool {
 // error that somebody has changed the object.
 func (k *Keeper) give(ctx context.Context, present *v2alpha1.CiliumNetworkDriverAddress) error {
 	if !present.Spec.IsReserved() {
-		return k.objects.Delete(ctx, present.Name, present.UID)
+		return k.objects.Delete(ctx, present)
 	}
 	released := present.DeepCopy()
 	released.Spec.State, released.Spec.ReleasedAt = v2alpha1.AddressReleased, metav1.Now()

@@ -287,21 +287,32 @@ func TestReuseReleasedByOthers(t *testing.T) {
 	require.NoError(t, two.Holds(t.Context(), second))
 }
 
-// TestReuseWhileReturned makes another object for an address that is being released by the comparison, so that this does not take
-// the address from its holder.
+// TestReuseWhileReturned makes another object for an address whose object is there from an earlier try, so that no release that is
+// under way takes the address from its holder; and does not take it from the pod's successor, who has taken it over in between.
 func TestReuseWhileReturned(t *testing.T) {
 	objects := newObjects()
-	n := newNode(objects, "node1")
+	n, other := newNode(objects, "node1"), newNode(objects, "node2")
 	row := podRow("db-0", "first", subnet(t, "192.0.2.7/32", ""))
-	taken, err := n.Take(t.Context(), row, n.note)
+	_, err := n.Take(t.Context(), row, n.note)
 	require.NoError(t, err)
-	n.forget(taken)
 	first := objects.objects["storage.192.0.2.7"]
-	n.setReturning("storage.192.0.2.7", first.UID)
 	_, err = n.Take(t.Context(), row, n.note)
 	require.NoError(t, err)
 	require.Error(t, n.give(t.Context(), &first))
 	require.Equal(t, v2alpha1.AddressInUse, objects.objects["storage.192.0.2.7"].Spec.State)
+
+	var successor *tables.DRAAllocation
+	_, err = n.Take(AtOnce(t.Context()), row, func(row *tables.DRAAllocation) error {
+		if successor == nil {
+			now := objects.objects["storage.192.0.2.7"]
+			require.NoError(t, n.give(t.Context(), &now))
+			successor, err = other.Take(t.Context(), podRow("db-0", "second", subnet(t, "192.0.2.7/32", "")), other.note)
+			require.NoError(t, err)
+		}
+		return n.note(row)
+	})
+	require.Error(t, err)
+	require.NoError(t, other.Holds(t.Context(), successor))
 }
 
 // TestReuseAtRandom moves pods between nodes whose agents are killed at any call, in an order that a seed chooses. Never have two

@@ -132,13 +132,13 @@ func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
 		// Two nodes that have not seen each other choose the same for a pod, and one of them has to wait.
 		seed = fmt.Sprintf("%s/%s", t.network.Reservation.Label(t.row.ClaimNamespace, t.row.PodName), subnet.Prefix)
 	}
-	seen := map[netip.Prefix]bool{}
+	seen, taken := map[netip.Prefix]bool{}, map[netip.Addr]bool{}
 	try := func(block netip.Prefix) (bool, error) {
 		if seen[block] {
 			return false, nil
 		}
 		seen[block] = true
-		return t.takeInBlock(ctx, subnet, block, seed)
+		return t.takeInBlock(ctx, subnet, block, seed, taken)
 	}
 	draw := 0
 	for addr := range draws(subnet.Addresses, seed) {
@@ -146,6 +146,7 @@ func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
 			if ok, err := t.take(ctx, subnet, addr); ok || err != nil {
 				return err
 			}
+			taken[addr] = true
 		}
 		if ok, err := try(blockOf(addr)); ok || err != nil {
 			return err
@@ -165,12 +166,14 @@ func (t *taking) takeOf(ctx context.Context, subnet types.Subnet) error {
 	return errFull
 }
 
-func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block netip.Prefix, seed string) (bool, error) {
-	objects, err := t.objects.InBlock(ctx, t.row.Config.Network, v2alpha1.AddressBlock(block.Addr()))
+// takeInBlock takes an address of the block, none of those that are known to be taken.
+func (t *taking) takeInBlock(ctx context.Context, subnet types.Subnet, block netip.Prefix, seed string, taken map[netip.Addr]bool) (bool, error) {
+	// An answer that is behind costs a try more at worst, but for an address that is kept for the pod: the pod waits for that.
+	fresh := t.network.Reservation != nil
+	objects, err := t.objects.InBlock(ctx, t.row.Config.Network, v2alpha1.AddressBlock(block.Addr()), fresh)
 	if err != nil {
 		return false, fmt.Errorf("list the addresses in %s: %w", block, err)
 	}
-	taken := map[netip.Addr]bool{}
 	for i := range objects {
 		addr, err := netip.ParseAddr(objects[i].Spec.Address)
 		if err != nil {
@@ -208,8 +211,8 @@ func (t *taking) takeCertain(ctx context.Context, subnet types.Subnet, addr neti
 }
 
 // takeAgain takes an address whose object is there from an earlier try of the same. It is false for an object that is not,
-// and an error for one that is kept for the pod and not released. The comparison says that it returns an object before it looks into
-// the journal for the last time, so that it is asked here only after the journal knows.
+// and an error for one that is kept for the pod and not released. The object may be gone by now, or be about to go: by the comparison,
+// the operator, or a request of that try that nobody waits for any more. So another one is made, which no such request is about.
 func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.Addr, object *v2alpha1.CiliumNetworkDriverAddress) (bool, error) {
 	want := t.object(t.row, addr)
 	switch {
@@ -223,14 +226,10 @@ func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.
 	if err := t.note(t.with(t.and(subnet, addr))); err != nil {
 		return false, err
 	}
-	if t.isReturning(object.Name) {
-		if err := t.objects.Delete(ctx, object.Name, object.UID); err != nil {
-			return false, fmt.Errorf("take address %s anew: %w", addr, err)
-		}
-		return t.take(ctx, subnet, addr)
+	if err := t.objects.Delete(ctx, object); err != nil && !apierrors.IsConflict(err) { // that would be another one's by now
+		return false, fmt.Errorf("take address %s anew: %w", addr, err)
 	}
-	t.addrs, t.subnets = t.and(subnet, addr)
-	return true, nil
+	return t.take(ctx, subnet, addr)
 }
 
 // take asks for one address, after the journal knows of it. It is false for one that is taken.
