@@ -12,18 +12,34 @@ import (
 
 // Conflict says which older one of all networks has addresses of this one, on
 // the same wire, so that claims cannot join this one; empty for none. Whoever
-// has the same networks comes to the same answer.
+// has the same networks comes to the same answer. While the operator has not
+// looked at the network as it is, a younger one counts too: devices may have its
+// addresses from before this one was changed.
 func (n *CiliumNetworkDriverNetwork) Conflict(all []CiliumNetworkDriverNetwork) string {
 	for i := range all {
 		other := &all[i]
-		if other.Name == n.Name || !other.OlderThan(n) || !other.Spec.sharesWire(&n.Spec) {
+		if other.Name == n.Name || !other.Spec.sharesWire(&n.Spec) {
 			continue
 		}
-		for _, a := range n.Spec.Subnets {
-			for _, b := range other.Spec.Subnets {
-				if overlaps(a.CIDR, b.CIDR) {
-					return fmt.Sprintf("the older network %s has addresses of %s too, in the same VLAN and on a common pool", other.Name, a.CIDR)
-				}
+		cidr := n.Spec.overlap(&other.Spec)
+		switch {
+		case cidr == "":
+		case other.OlderThan(n):
+			return fmt.Sprintf("the older network %s has addresses of %s too, in the same VLAN and on a common pool", other.Name, cidr)
+		case n.Status.ObservedGeneration != n.Generation:
+			return fmt.Sprintf("network %s has addresses of %s too, in the same VLAN and on a common pool, and the operator has not said yet whether pods "+
+				"use any of them", other.Name, cidr)
+		}
+	}
+	return ""
+}
+
+// overlap returns which of the subnets has addresses in common with one of the other's; empty for none.
+func (s *CiliumNetworkDriverNetworkSpec) overlap(other *CiliumNetworkDriverNetworkSpec) string {
+	for _, a := range s.Subnets {
+		for _, b := range other.Subnets {
+			if overlaps(a.CIDR, b.CIDR) {
+				return a.CIDR
 			}
 		}
 	}

@@ -19,6 +19,8 @@ import (
 type fakeReader struct {
 	networks   map[string]*v2alpha1.CiliumNetworkDriverNetworkSpec
 	namespaces map[string]labels.Set
+	// generation is that of all networks, none of which the operator has looked at.
+	generation int64
 	err        error
 	reads      []string
 }
@@ -28,7 +30,7 @@ func (r *fakeReader) ListNetworks(context.Context) ([]v2alpha1.CiliumNetworkDriv
 	var all []v2alpha1.CiliumNetworkDriverNetwork
 	for name, spec := range r.networks {
 		network := v2alpha1.CiliumNetworkDriverNetwork{Spec: *spec}
-		network.Name = name
+		network.Name, network.Generation = name, r.generation
 		all = append(all, network)
 	}
 	return all, r.err
@@ -177,4 +179,20 @@ func TestResolveConflict(t *testing.T) {
 	require.NoError(t, err)
 	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"two", "team-a", "fast"}})
 	require.EqualError(t, err, "network two: it is in conflict, and cannot be joined: the older network one has addresses of 192.0.2.0/24 too, in the same VLAN and on a common pool")
+}
+
+// TestResolveChangedIntoConflict refuses the older of two networks too while nobody has said, of what it was changed to, whether pods
+// have its addresses from the younger one.
+func TestResolveChangedIntoConflict(t *testing.T) {
+	reader := newReader()
+	subnets := []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/24"}}
+	reader.networks["one"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets}
+	reader.networks["two"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets}
+	reader.generation = 2
+	_, err := newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+	require.EqualError(t, err, "network one: it is in conflict, and cannot be joined: network two has addresses of 192.0.2.0/24 too, in the same VLAN and on a common pool, "+
+		"and the operator has not said yet whether pods use any of them")
+	delete(reader.networks, "two")
+	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+	require.NoError(t, err, "alone it needs no operator")
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -151,5 +152,21 @@ func TestAPINetworks(t *testing.T) {
 	require.NoError(t, c.Delete(t.Context(), &one))
 	eventually("the conflict is over", func() bool {
 		return meta.IsStatusConditionTrue(status("xlater").Conditions, v2alpha1.ConditionReady)
+	})
+
+	// It is changed to what a younger network has, a pod of which has an address.
+	young := network("young", 0, 9, nil, "192.0.2.128/25")
+	young.ObjectMeta = metav1.ObjectMeta{Name: "young"}
+	require.NoError(t, c.Create(t.Context(), &young))
+	used := addressObject("young", "192.0.2.200", "node3", "young")
+	used.Spec.Vlan = 9
+	require.NoError(t, c.Create(t.Context(), used))
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "xlater"}, &two))
+	two.Spec.Vlan = 9
+	require.NoError(t, c.Update(t.Context(), &two))
+	eventually("the older one has to wait for the pod", func() bool {
+		s := status("xlater")
+		conflict := meta.FindStatusCondition(s.Conditions, v2alpha1.ConditionNetworkConflicting)
+		return s.ObservedGeneration == two.Generation && conflict.Status == metav1.ConditionTrue && strings.Contains(conflict.Message, "still has address 192.0.2.200")
 	})
 }

@@ -51,6 +51,7 @@ func TestConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := tt.network
+			n.Status.ObservedGeneration = n.Generation
 			message := n.Conflict([]v2alpha1.CiliumNetworkDriverNetwork{n, old})
 			require.Equal(t, tt.with != "", strings.HasPrefix(message, "the older network old has addresses of "+tt.with+" too"), message)
 			judge(&n, []v2alpha1.CiliumNetworkDriverNetwork{n, old}, none)

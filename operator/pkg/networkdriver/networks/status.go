@@ -76,11 +76,7 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 	before := network.DeepCopy()
 	network.Status.ObservedGeneration = network.Generation
 	count(network, r.ledger.ofNetwork(network.Name), r.ledger.claimsOf(network.Name))
-	judge(network, networks.Items, r.ledger.ofNetworks(func(name string) bool {
-		return name != network.Name && !slices.ContainsFunc(networks.Items, func(n v2alpha1.CiliumNetworkDriverNetwork) bool {
-			return n.Name == name && network.OlderThan(&n) // what a younger one has is that one's fault
-		})
-	}))
+	judge(network, networks.Items, r.ledger.ofNetworks(func(name string) bool { return name != network.Name }))
 	r.metrics.set(network)
 	var result reconcile.Result
 	if meta.IsStatusConditionTrue(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting) {
@@ -156,7 +152,8 @@ func prefixesOf(network *v2alpha1.CiliumNetworkDriverNetwork) (prefixes []netip.
 	return prefixes
 }
 
-// judge sets the network's conditions. The addresses are those of other networks, the younger ones' left out.
+// judge sets the network's conditions. The addresses are those of other networks, of younger ones too: those came by them before the
+// network was changed to what it is.
 func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address]) {
 	ready := metav1.Condition{Type: v2alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonReady, Message: "claims can join"}
 	conflicting := metav1.Condition{Type: v2alpha1.ConditionNetworkConflicting, Status: metav1.ConditionFalse, Reason: reasonReady}
