@@ -114,7 +114,6 @@ type addressCluster struct {
 	*apiServer
 	addresses int
 	objects   *networks.Client
-	custom    rest.Interface
 	// filled are the addresses of either family that devices of other nodes have, the first ones of order.
 	order  []int
 	filled int
@@ -185,9 +184,9 @@ func newAddressCluster(b *testing.B) *addressCluster {
 			{From: firstAddresses[i].String(), To: nth(firstAddresses[i], c.addresses-1).String()},
 		}})
 	}
-	c.custom, _, err = apiclient.NewCustom(config)
+	custom, _, err := apiclient.NewCustom(config)
 	require.NoError(b, err)
-	require.NoError(b, c.custom.Post().Resource(v2alpha1.NetworkResource).Body(network).Do(b.Context()).Error())
+	require.NoError(b, custom.Post().Resource(v2alpha1.NetworkResource).Body(network).Do(b.Context()).Error())
 	return c
 }
 
@@ -201,7 +200,7 @@ func (c *addressCluster) fill(b *testing.B, has map[netip.Addr]string, share flo
 		} `json:"requestPut"`
 	}
 	var puts []put
-	var last string
+	var last netip.Addr
 	send := func() {
 		body, err := json.Marshal(map[string]any{"success": puts})
 		require.NoError(b, err)
@@ -231,7 +230,7 @@ func (c *addressCluster) fill(b *testing.B, has map[netip.Addr]string, share flo
 			p.RequestPut.Key = []byte("/registry/" + v2alpha1.SchemeGroupVersion.Group + "/" + v2alpha1.AddressResource + "/" + address.Name)
 			p.RequestPut.Value = value
 			c.stored++
-			last = address.Name
+			last = addr
 			if puts = append(puts, p); len(puts) == batch {
 				send()
 			}
@@ -240,10 +239,11 @@ func (c *addressCluster) fill(b *testing.B, has map[netip.Addr]string, share flo
 	if len(puts) > 0 {
 		send()
 	}
-	// The API server has seen all when its cache has the last.
+	// The API server has seen all when its cache, which it looks for free addresses in, has the last.
 	require.Eventually(b, func() bool {
-		return c.custom.Get().Resource(v2alpha1.AddressResource).Name(last).Param("resourceVersion", "0").Do(b.Context()).Error() == nil
-	}, 5*time.Minute, 100*time.Millisecond)
+		seen, err := c.objects.InBlock(b.Context(), "storage", v2alpha1.AddressBlock(last), false)
+		return err == nil && slices.ContainsFunc(seen, func(a v2alpha1.CiliumNetworkDriverAddress) bool { return a.Spec.Address == last.String() })
+	}, 10*time.Minute, 100*time.Millisecond)
 	b.Logf("filled to %d of %d addresses of each family in %s", c.filled, c.addresses, time.Since(began).Round(time.Second))
 }
 
@@ -279,7 +279,7 @@ func (c *addressCluster) startOperator(b *testing.B) (requests *traffic, stop fu
 				LeaderElectionRenewDeadline: 10 * time.Second, LeaderElectionRetryPeriod: 2 * time.Second}
 		},
 	))
-	log := slog.New(slog.DiscardHandler)
+	log := slog.New(slog.NewTextHandler(b.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	require.NoError(b, h.Start(log, context.Background()))
 	return requests, func() { require.NoError(b, h.Stop(log, context.Background())) }
 }
@@ -297,7 +297,7 @@ func (c *addressCluster) used(b *testing.B, addresses int) {
 	require.Eventually(b, func() bool {
 		all, err := c.objects.ListNetworks(b.Context())
 		return err == nil && all[0].Status.UsedAddresses == int64(addresses)
-	}, 5*time.Minute, 500*time.Millisecond)
+	}, 10*time.Minute, 500*time.Millisecond)
 }
 
 // preparer is the driver's of a node, with a counted client.
