@@ -89,27 +89,35 @@ func (o objects) Get(ctx context.Context, name string) (address *v2alpha1.Cilium
 	return address, err
 }
 
-func (o objects) InBlock(ctx context.Context, network, block string, _ bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	return o.list(ctx, "in block "+block, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
+func (o objects) InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
+	return o.list(ctx, "in block "+block, !fresh, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
 		return a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelBlock] == block
 	})
 }
 
 func (o objects) Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	return o.list(ctx, "reserved "+reservation, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
+	return o.list(ctx, "reserved "+reservation, false, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
 		return a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelReservation] == reservation
 	})
 }
 
 func (o objects) OfNode(ctx context.Context, node string) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	return o.list(ctx, "of "+node, func(a *v2alpha1.CiliumNetworkDriverAddress) bool { return a.Spec.Node == node })
+	return o.list(ctx, "of "+node, false, func(a *v2alpha1.CiliumNetworkDriverAddress) bool { return a.Spec.Node == node })
 }
 
-func (o objects) list(ctx context.Context, which string, wanted func(*v2alpha1.CiliumNetworkDriverAddress) bool) (
+// list returns the addresses that are wanted, as the server has them, or in its cache, which is behind at times.
+func (o objects) list(ctx context.Context, which string, cached bool, wanted func(*v2alpha1.CiliumNetworkDriverAddress) bool) (
 	found []v2alpha1.CiliumNetworkDriverAddress, err error,
 ) {
 	err = o.request(ctx, "list addresses "+which, func() error {
-		for _, a := range o.sim.api.sortedAddresses() {
+		api := o.sim.api
+		addresses := api.sortedAddresses()
+		if cached && o.sim.chance(0.5) {
+			addresses = api.cached
+		} else {
+			api.cached = addresses
+		}
+		for _, a := range addresses {
 			if wanted(a) {
 				found = append(found, *a.DeepCopy())
 			}

@@ -43,7 +43,9 @@ type apiServer struct {
 	published []string
 	// addresses are the objects of addresses, by name, and networks those that there are.
 	addresses map[string]*v2alpha1.CiliumNetworkDriverAddress
-	networks  []v2alpha1.CiliumNetworkDriverNetwork
+	// cached are the addresses as they were when some of them were listed last.
+	cached   []*v2alpha1.CiliumNetworkDriverAddress
+	networks []v2alpha1.CiliumNetworkDriverNetwork
 	// away is true when nobody reaches it, and cutOff has the nodes that do not.
 	away   bool
 	cutOff map[string]bool
