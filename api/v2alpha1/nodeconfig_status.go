@@ -84,6 +84,13 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +kubebuilder:validation:MaxItems=1024
 	Pools []DevicePoolStatus `json:"pools,omitempty"`
 
+	// rdmaMode says whether the node's network namespaces share RDMA devices,
+	// as rdma-system(8) shows it. It is left out where the kernel has no RDMA.
+	//
+	// +optional
+	// +kubebuilder:validation:Enum=shared;exclusive
+	RDMAMode string `json:"rdmaMode,omitempty"`
+
 	// skippedDevices are devices that are deliberately not offered, with the
 	// reason. The list ends after 64 entries; the managers' counts do not.
 	//

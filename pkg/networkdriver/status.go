@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nodeconfig"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/rdma"
 	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
@@ -50,6 +51,7 @@ const (
 	reasonPartFailed       = "PartFailed"
 	reasonOtherAgent       = "OtherAgent"
 	reasonQuarantined      = "Quarantined"
+	reasonRDMA             = "RDMAUnknown"
 )
 
 // problem is one reason for a condition, with its message.
@@ -66,6 +68,8 @@ type view struct {
 	noMetadata error
 	// gate is whether containers are held back and let go as their devices are.
 	gate cdi.State
+	// rdmaMode is what [rdma.Sysfs.Mode] says.
+	rdmaMode string
 	// degraded are the parts that do not work while the rest does.
 	degraded []problem
 
@@ -141,6 +145,10 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 		noMetadata:  d.session.metadata.Off(),
 		allocations: statedb.Collect(allocations),
 		reports:     statedb.Collect(reports),
+	}
+	var err error
+	if v.rdmaMode, err = rdma.Sysfs(d.Config.SysfsPath).Mode(); err != nil {
+		v.degraded = append(v.degraded, problem{reasonRDMA, err.Error()})
 	}
 	otherAgent, otherAgentChanged := d.session.otherAgent.get()
 	if restored && otherAgent != "" {
@@ -226,6 +234,7 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 	s := v2alpha1.CiliumNetworkDriverNodeConfigStatus{
 		ObservedGeneration: v.generation,
 		DriverName:         v.driverName,
+		RDMAMode:           v.rdmaMode,
 		AllocatedDevices:   int32(len(v.allocations)),
 	}
 	degraded := slices.Clone(v.degraded)

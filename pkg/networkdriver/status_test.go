@@ -29,7 +29,7 @@ func condition(t *testing.T, s v2alpha1.CiliumNetworkDriverNodeConfigStatus, nam
 
 func TestStatusServing(t *testing.T) {
 	v := view{
-		generation: 7, driverName: "d", pools: []string{"a", "empty"}, advertised: map[string]int{"a": 3, "former": 1},
+		generation: 7, driverName: "d", rdmaMode: "exclusive", pools: []string{"a", "empty"}, advertised: map[string]int{"a": 3, "former": 1},
 		reports: []*inventory.Report{{Manager: "dummy", Devices: 4, Skipped: []types.Skipped{
 			{Device: "dummy4", Reason: "first"}, {Device: "dummy4", Reason: "again"}, {Device: strings.Repeat("x", 80), Reason: "long"},
 		}}},
@@ -37,6 +37,7 @@ func TestStatusServing(t *testing.T) {
 	}
 	s := v.status()
 	require.Equal(t, int64(7), s.ObservedGeneration)
+	require.Equal(t, "exclusive", s.RDMAMode)
 	require.Equal(t, int32(4), s.Devices)
 	require.Equal(t, int32(1), s.AllocatedDevices)
 	require.Equal(t, []v2alpha1.DevicePoolStatus{

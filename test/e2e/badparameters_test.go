@@ -123,7 +123,7 @@ func TestBadParameters(t *testing.T) {
 		says              []string
 	}
 	pods := map[string]bad{
-		"unknown-field":  {"dummy", `{"vlna": 100}`, []string{`unknown field "vlna"`, "routes, vhost and vlan"}},
+		"unknown-field":  {"dummy", `{"vlna": 100}`, []string{`unknown field "vlna"`, "rdma, routes, vhost and vlan"}},
 		"vlan-text":      {"vf", `{"vlan": "100"}`, []string{"vlan: ", "whole number"}},
 		"vlan-fraction":  {"dummy", `{"vlan": 1.5}`, []string{"vlan: ", "whole number"}},
 		"vlan-4095":      {"vf", `{"vlan": 4095}`, []string{"vlan: 4095 is not in 0..4094"}},

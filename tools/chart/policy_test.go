@@ -450,6 +450,7 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 		`{"network": "` + strings.Repeat("a", 64) + `"}`, `{"network": "storage", "vlan": 0}`,
 		`{"driver": 5}`, `{"driver": null}`, `{"driver": ""}`, `{"driver": "igbvf"}`, `{"driver": "vfio-pci", "addresses": ["192.0.2.1/24"]}`, `{"driver": "vfio-pci", "routes": [{"to": "::/0", "via": "fe80::1"}]}`, `{"driver": "vfio-pci", "podIfName": "net1"}`,
 		`{"vhost": 1}`, `{"vhost": "true"}`, `{"vhost": null}`, `{"vhost": []}`, `{"vhost": {}}`,
+		`{"rdma": 1}`, `{"rdma": "true"}`, `{"rdma": null}`, `{"rdma": []}`, `{"driver": "vfio-pci", "rdma": true}`,
 		`{"addresses": "192.0.2.1"}`, `{"addresses": []}`, `{"addresses": {}}`, `{"addresses": null}`, `{"addresses": [7]}`, `{"addresses": [null]}`, `{"addresses": ["192.0.2.1/24", ""]}`,
 		`{"addresses": [` + strings.Repeat(`"192.0.2.1",`, 16) + `"192.0.2.1"]}`, `{"addresses": ["192.0.2.01"]}`, `{"addresses": ["192.0.2.1/33"]}`,
 		`{"addresses": ["192.0.2.1/024"]}`, `{"addresses": ["2001:DB8::1"]}`, `{"addresses": ["2001:db8:0::1/64"]}`, `{"addresses": ["::ffff:192.0.2.1"]}`,
@@ -479,7 +480,7 @@ spec: {%s}`, config(driver, parameters)), metav1.CreateOptions{DryRun: dryRun})
 	for _, parameters := range []string{
 		`{}`, `{"vlan": 0}`, `{"vlan": 4094, "podIfName": "net1"}`, `{"podIfName": "0123456789abcde"}`, `{"podIfName": "büro-1_a.b"}`, `{"podIfName": "lo0"}`,
 		`{"network": "storage"}`, `{"network": "` + strings.Repeat("a", 63) + `", "podIfName": "net1"}`,
-		`{"driver": "vfio-pci", "vlan": 5, "vhost": true}`, `{"vhost": false}`,
+		`{"driver": "vfio-pci", "vlan": 5, "vhost": true}`, `{"vhost": false}`, `{"rdma": true, "podIfName": "rdma0"}`, `{"driver": "vfio-pci", "rdma": false}`,
 		`{"network": "storage", "addresses": ["192.0.2.10", "2001:db8::10"]}`, `{"addresses": ["192.0.2.10"]}`, `{"addresses": ["192.0.2.10/24", "192.0.2.11/24", "2001:db8::10/64"]}`,
 		`{"vlan": 5, "addresses": ["192.0.2.10/24"], "routes": [{"to": "0.0.0.0/0", "via": "192.0.2.1", "metric": 2147483647}, {"to": "::/0", "via": "fe80::1"}]}`,
 	} {

@@ -36,24 +36,37 @@ type Gate interface {
 // openGates opens the gates of claims whose devices are all in the place. The claims' locks are needed.
 func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 	for _, claim := range claims {
-		gate := cdi.Gate{Claim: claim, Sandbox: in.SandboxID, NetNS: in.NetNS}
-		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
-			gate.Requests = append(gate.Requests, row.Request)
-			gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
-			if e := types.ExposureOf(row.PreparedDevice, row.Config); e.Address != "" {
-				gate.PodClaim = cmp.Or(row.PodClaim, row.ClaimName)
-				gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, Exposure: e})
-			}
-			// Of a device with several links it is not known which one is meant.
-			if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {
-				gate.Hardware = append(gate.Hardware, gatehook.Device{Bus: id.Bus, Name: id.Device})
-			}
+		gate, err := r.gateOf(claim, in)
+		if err != nil {
+			return err
 		}
 		if err := r.world.OpenGate(gate); err != nil {
 			return fmt.Errorf("let containers use claim %s: %w", gate.ClaimName, err)
 		}
 	}
 	return nil
+}
+
+// gateOf describes the claim's gate once its devices are in the place, which is when their nodes are known.
+func (r *Room) gateOf(claim kubetypes.UID, in *types.Attachment) (cdi.Gate, error) {
+	gate := cdi.Gate{Claim: claim, Sandbox: in.SandboxID, NetNS: in.NetNS}
+	for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
+		gate.Requests = append(gate.Requests, row.Request)
+		gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
+		e, err := types.ExposureOf(row.PreparedDevice, row.Config)
+		if err != nil {
+			return gate, fmt.Errorf("%s: %w", describe(row), err)
+		}
+		if e.Address != "" {
+			gate.PodClaim = cmp.Or(row.PodClaim, row.ClaimName)
+			gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, Exposure: e})
+		}
+		// Of a device with several links it is not known which one is meant.
+		if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {
+			gate.Hardware = append(gate.Hardware, gatehook.Device{Bus: id.Bus, Name: id.Device})
+		}
+	}
+	return gate, nil
 }
 
 // describe has containers of the claims read what moved rows say, and of the claims' other devices what the table says. It comes
@@ -95,13 +108,18 @@ func (r *Room) syncGates(pod kubetypes.UID) error {
 	var failed error
 	for _, claim := range claimsOf(r.rowsOfPod(pod)) {
 		in := r.placeOf(claim)
+		var gate cdi.Gate
 		if in != nil {
-			if err := r.describe([]kubetypes.UID{claim}, nil); err != nil {
+			err := r.describe([]kubetypes.UID{claim}, nil)
+			if err == nil {
+				gate, err = r.gateOf(claim, in)
+			}
+			if err != nil {
 				in, failed = nil, errors.Join(failed, err)
 			}
 		}
 		if in != nil {
-			_ = r.openGates([]kubetypes.UID{claim}, in) // the gate is tried again by itself
+			_ = r.world.OpenGate(gate) // it is tried again by itself
 		} else {
 			r.world.CloseGate(claim)
 		}
@@ -147,12 +165,12 @@ func (r *Room) Admit(s Sandbox, environment, devices []string) error {
 	return nil
 }
 
-// LocksMemory says whether a program of a container with this environment drives a device itself. The memory that the device
+// LocksMemory says whether a program of a container with this environment opens a device itself. The memory that the device
 // reaches is locked then, all that the program has for it.
 func (r *Room) LocksMemory(environment []string) bool {
 	for _, marker := range cdi.MarkersIn(environment) {
 		for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(marker.Claim)) {
-			if types.ExposureOf(row.PreparedDevice, row.Config).Address != "" {
+			if types.IsExposed(row.PreparedDevice, row.Config) {
 				return true
 			}
 		}

@@ -130,13 +130,15 @@ func TestGateFollowsTheDevices(t *testing.T) {
 }
 
 // driven is a device that programs drive themselves.
-type driven struct{ fakeDevice }
+type driven struct {
+	fakeDevice
+	missing error
+}
 
-func (d driven) Exposure(config types.DeviceConfig) types.Exposure {
-	if config.Driver == "" {
-		return types.Exposure{}
-	}
-	return types.Exposure{Address: d.Name, Nodes: []string{"/dev/" + d.Name}}
+func (d driven) Exposes(config types.DeviceConfig) bool { return config.Driver != "" }
+
+func (d driven) Exposure(types.DeviceConfig) (types.Exposure, error) {
+	return types.Exposure{Address: d.Name, Nodes: []string{"/dev/" + d.Name}}, d.missing
 }
 
 // Containers get the nodes of such a device for as long as it is in their sandbox, and may lock memory.
@@ -144,10 +146,10 @@ func TestGateOfDrivenDevice(t *testing.T) {
 	f := newFixture(t)
 	f.prepare("pod", "a", 1)
 	row, dev := f.newRow("pod", "vfio", -1)
-	row.PreparedDevice, row.Config, row.PodClaim = driven{dev}, types.DeviceConfig{Driver: types.DriverVFIO}, "nets"
+	row.PreparedDevice, row.Config, row.PodClaim = driven{fakeDevice: dev}, types.DeviceConfig{Driver: types.DriverVFIO}, "nets"
 	f.insert(row)
 	plain, dev := f.newRow("pod", "bound", -1)
-	plain.PreparedDevice = driven{dev}
+	plain.PreparedDevice = driven{fakeDevice: dev}
 	f.insert(plain)
 	f.prepare("other", "b", 2)
 	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
@@ -168,6 +170,26 @@ func TestGateOfDrivenDevice(t *testing.T) {
 	f.insert(row)
 	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s2")))
 	require.Equal(t, "claim", f.world.opened.PodClaim, "a named claim is called what it is")
+}
+
+// The nodes of a device are looked for when it is in the sandbox. Without them no container starts, and it is tried again.
+func TestGateOfMissingNodes(t *testing.T) {
+	f := newFixture(t)
+	row, dev := f.newRow("pod", "vf", -1)
+	row.PreparedDevice, row.Config = driven{dev, errors.New("no device node for verbs")}, types.DeviceConfig{Driver: types.DriverVFIO}
+	f.insert(row)
+	require.ErrorContains(t, f.Attach(t.Context(), newSandbox("pod", "s1")), "no device node for verbs")
+	require.Empty(t, f.gate("pod"))
+	require.True(t, f.LocksMemory(marked("pod", "s1")), "which looks for nothing")
+
+	attached := row.With(func(r *tables.DRAAllocation) {
+		r.Attachment = &types.Attachment{SandboxID: "s1", NetNS: newSandbox("pod", "s1").NetNS}
+	})
+	require.NoError(t, f.release(t.Context(), "pod"))
+	f.insert(attached)
+	f.Synchronize(t.Context(), []Sandbox{newSandbox("pod", "s1")})
+	require.Empty(t, f.gate("pod"))
+	require.Contains(t, f.row("vf").Error, "no device node for verbs")
 }
 
 // A gate that stays closed is an attach that failed, and nothing is left in the pod.

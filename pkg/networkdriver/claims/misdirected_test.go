@@ -53,7 +53,7 @@ func TestMisdirectedConfigs(t *testing.T) {
 		{name: "misspelt for one request", options: []claimOption{with("other", "b"), net, config(claims, misspelt, `{"vlan":7}`, []string{"net"})},
 			refused: refused("parameters", misspelt, "")},
 		{name: "parameters misspelt as well", options: []claimOption{net, config(claims, misspelt, `{"vlna":7}`, nil)},
-			refused: refused("parameters", misspelt, `, nor can they be read: unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`)},
+			refused: refused("parameters", misspelt, `, nor can they be read: unknown field "vlna", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`)},
 		{name: "an alternative's", options: []claimOption{with("net/a", "a"), config(claims, other, `{"vlan":7}`, []string{"net/b"})}, warned: ignored(other)},
 		{name: "the same for two drivers", options: []claimOption{net, fromClaim(`{"vlan":7}`), config(claims, other, `{"vlan":8}`, nil)}, warned: ignored(other)},
 		{name: "a network by name and by number", options: []claimOption{net, fromClaim(`{"network":"blue"}`), config(claims, other, `{"vlan":8}`, nil)},

@@ -47,8 +47,8 @@ func mayAsk(pools Pools, pool string, byClaim types.DeviceConfig) error {
 		return fmt.Errorf("pool %s is not configured on this node any more, so that nothing says what claims may ask of its devices", pool)
 	case rule == v2alpha1.ClaimsAny:
 		return nil
-	case rule == v2alpha1.ClaimsNetworkOnly && (byClaim.Driver != "" || byClaim.Vhost):
-		return fmt.Errorf("driver: claims may not have programs drive devices of pool %s (its claims field is %s): leave driver and vhost to the device class, "+
+	case rule == v2alpha1.ClaimsNetworkOnly && (byClaim.Driver != "" || byClaim.Vhost || byClaim.RDMA):
+		return fmt.Errorf("driver: claims may not have programs drive devices of pool %s (its claims field is %s): leave driver, rdma and vhost to the device class, "+
 			"allowed are network, addresses of it and podIfName", pool, rule)
 	case rule == v2alpha1.ClaimsNetworkOnly && byHand == "":
 		return nil

@@ -40,7 +40,7 @@ func TestMayAsk(t *testing.T) {
 			`(its claims field is NetworkOnly): name a network, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsAny, `{"driver":"vfio-pci"}`, ""},
 		{v2alpha1.ClaimsNetworkOnly, `{"driver":"vfio-pci"}`, `request "net": parameters: driver: claims may not have programs drive devices of pool pool ` +
-			`(its claims field is NetworkOnly): leave driver and vhost to the device class, allowed are network, addresses of it and podIfName`},
+			`(its claims field is NetworkOnly): leave driver, rdma and vhost to the device class, allowed are network, addresses of it and podIfName`},
 		{v2alpha1.ClaimsNone, `{}`, ""},
 		{v2alpha1.ClaimsNone, `{"podIfName":"net1"}`, `request "net": parameters: claims may not have parameters for devices of pool pool (its claims field is None): ` +
 			`their device class says what they are`},

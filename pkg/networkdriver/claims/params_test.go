@@ -118,7 +118,7 @@ func TestResolveConfigs(t *testing.T) {
 		{name: "vlan negative", options: []claimOption{with("net", "a"), fromClaim(`{"vlan":-1}`)},
 			err: `request "net": parameters: vlan: -1 is not in 0..4094`},
 		{name: "unknown field in the class", options: []claimOption{with("net", "a"), fromClass(`{"vlna":100}`)},
-			err: `request "net": parameters from the device class: unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`},
+			err: `request "net": parameters from the device class: unknown field "vlna", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`},
 		{name: "wrong type", options: []claimOption{with("x", "x"), with("net", "a"), fromClaim(`{"vlan":"100"}`, "net")},
 			err: `request "net": parameters: vlan: "100" is not a whole number from 0 to 4094`},
 		{name: "addresses of the class's network", options: []claimOption{with("net", "a"), fromClass(`{"network":"storage"}`), fromClaim(`{"addresses":["192.0.2.10"]}`)},

@@ -112,6 +112,9 @@ func (d *device) Validate(cfg types.DeviceConfig) error {
 	if cfg.Driver != "" || cfg.Vhost {
 		return errors.New("driver: a dummy link is no device that a program could drive; leave driver and vhost out")
 	}
+	if cfg.RDMA {
+		return errors.New("rdma: a dummy link has no RDMA device; leave the parameter out")
+	}
 	if cfg.VLAN() != 0 {
 		return fmt.Errorf("network: %s is VLAN %d, and nothing would hold a dummy link to it", cfg.Network, cfg.VLAN())
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/rdma"
 	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
@@ -61,6 +62,8 @@ type Config struct {
 	Sysfs string
 	// NetSysctls is a writable mount of /proc/sys/net. Empty: /proc/sys/net.
 	NetSysctls string
+	// RDMA has the RDMA devices of links follow them. Nil: the kernel does.
+	RDMA Follower
 	// Debts, which may be nil, keeps which names links are owed.
 	Debts Debts
 }
@@ -88,6 +91,9 @@ func New(log *slog.Logger, cfg Config) *Mover {
 	}
 	if cfg.NetSysctls == "" {
 		cfg.NetSysctls = "/proc/sys/net"
+	}
+	if cfg.RDMA == nil {
+		cfg.RDMA = rdma.NewFollower()
 	}
 	return &Mover{log: log, cfg: cfg, misnamed: map[nic.Identity]debt{}}
 }
@@ -158,7 +164,11 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 		return nil, err
 	}
 	if link == nil {
-		return m.settle(pod, dev, config)
+		att, err := m.settle(pod, dev, config)
+		if err == nil {
+			err = m.enterRDMA(host, pod, dev, att.IfName, config)
+		}
+		return att, err
 	}
 	if id.Physical() && link.Attrs().Index != index {
 		return nil, ErrAnotherLink
@@ -174,12 +184,23 @@ func (m *Mover) attach(ctx context.Context, netnsPath string, dev types.Device, 
 	}
 
 	before := m.homeOf(dev.IfName(), id, nic.Read(link))
-	att, err := m.arrive(host, pod, link, name, config)
+	var att *types.Attachment
+	err = m.leaveRDMA(host, dev)
+	if err == nil {
+		att, err = m.arrive(host, pod, link, name, config)
+	}
+	if err == nil {
+		err = m.enterRDMA(host, pod, dev, name, config)
+	}
 	if err == nil {
 		return att, nil
 	}
 	before.index = link.Attrs().Index
-	if undoErr := m.undo(host, pod, before, config.InPod()); undoErr != nil {
+	undoErr := m.undo(host, pod, before, config.InPod())
+	if undoErr == nil {
+		undoErr = m.returnRDMA(host, pod, dev)
+	}
+	if undoErr != nil {
 		return nil, fmt.Errorf("%w; giving it back failed too: %w", err, undoErr)
 	}
 	return nil, err
@@ -376,7 +397,17 @@ func (m *Mover) detach(ctx context.Context, netnsPath string, dev types.Device) 
 	}
 	err = m.restore(host, link, to)
 	crashpoint.Here(crashpoint.DetachRestored)
-	return err
+	if err != nil || types.RDMADeviceOf(dev).Name == "" {
+		return err
+	}
+	pod, err := m.openPod(netnsPath, host.NS.ID)
+	switch {
+	case err == nil:
+		defer pod.Close()
+	case !errors.Is(err, netnamespace.ErrNone) && !errors.Is(err, ErrHostNamespace):
+		return err
+	}
+	return m.returnRDMA(host, pod, dev)
 }
 
 // Tidy removes from a network namespace that lives on what a link of the configuration has not taken with it when it left. A path

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/rdma"
 )
 
 // Device is one SR-IOV virtual function. It is immutable, and its JSON form is what a claim's record keeps.
@@ -50,6 +51,9 @@ type Device struct {
 	Original *Original `json:"original,omitempty"`
 
 	manager *Manager
+	// rdma is the RDMA device of the interface. It is not recorded: the kernel tells of a NIC's. The journal has what is made of the
+	// interface, which ends when that moves into a pod.
+	rdma rdma.Device
 	// strayed is true for a prepared device that had no interface at Setup, says its record, and has one now that is not
 	// on the host.
 	strayed bool
@@ -94,7 +98,7 @@ const maxAttributeLen = 64
 // Attrs implements [types.Device]. What is unknown is left out, and so is a string that the API would refuse the whole
 // slice for.
 func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 13)
+	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 16)
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"ifName":                      d.IfName(),
 		"kernelIfName":                d.KernelIfaceName,
@@ -103,6 +107,7 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 		"vendor":                      d.Vendor,
 		"deviceID":                    d.DeviceID,
 		"driver":                      d.Driver,
+		"rdmaDevice":                  d.rdma.Name,
 		types.AttributeMultusDeviceID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIBusID: d.Addr,
 		deviceattribute.StandardDeviceAttributePCIeRoot: d.PCIeRoot,
@@ -111,6 +116,9 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 			attrs[name] = resourceapi.DeviceAttribute{StringValue: &value}
 		}
 	}
+	// It is never left out: a selector that asks for what a device does not have is an error, which keeps the claim from being allotted.
+	hasRDMA := d.rdma.Name != ""
+	attrs["rdma"] = resourceapi.DeviceAttribute{BoolValue: &hasRDMA}
 	vfID := int64(d.VFID)
 	attrs["vfID"] = resourceapi.DeviceAttribute{IntValue: &vfID}
 	if d.MTU != 0 {
@@ -126,6 +134,20 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 		attrs[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
 	}
 	return attrs
+}
+
+var _ types.Verbed = (*Device)(nil)
+
+// RDMADevice implements [types.Verbed]. A NIC's has another name after its driver was loaded anew.
+func (d *Device) RDMADevice() rdma.Device {
+	if d.rdma.Name == "" || d.rdma.Soft {
+		return d.rdma
+	}
+	now, err := d.manager.rdma.Of(d.Addr, "")
+	if err != nil || now.Name == "" {
+		return d.rdma
+	}
+	return now
 }
 
 // Match implements [types.Device]. parentIfNames is not asked of a VF, whose parent is its PF.
@@ -186,6 +208,8 @@ func (d *Device) Validate(cfg types.DeviceConfig) error {
 	switch {
 	case cfg.Vhost && cfg.Driver == "":
 		return fmt.Errorf("vhost: is for programs that drive the VF themselves, by the parameter driver: %s", types.DriverVFIO)
+	case cfg.RDMA && cfg.Driver == "" && d.rdma.Name == "":
+		return fmt.Errorf("rdma: %s has no RDMA device: have the node load the NIC's module for that, or select devices that have the attribute rdma", d.IfName())
 	case cfg.Driver == "" && d.Original != nil && d.Original.Rebound:
 		return errors.New("driver: the VF was set up for another one than its own")
 	case cfg.Driver != "":
@@ -295,6 +319,7 @@ var _ types.Noted = (*Device)(nil)
 // note is what a note has beyond a record.
 type note struct {
 	Settings nic.Settings `json:"settings,omitzero"`
+	SoftRDMA string       `json:"softRDMA,omitempty"`
 }
 
 // MarshalNote implements [types.Noted].
@@ -306,6 +331,9 @@ func (d *Device) MarshalNote() ([]byte, error) {
 	}{fields: (*fields)(d)}
 	if d.Original != nil {
 		n.Settings = d.Original.Settings
+		if d.rdma.Soft {
+			n.SoftRDMA = d.rdma.Name
+		}
 	}
 	return json.Marshal(n)
 }
@@ -324,5 +352,11 @@ func (d *Device) RestoreNote(data []byte) (types.Device, error) {
 	}
 	noted, original := *d, *d.Original
 	original.Settings, noted.Original = n.Settings, &original
+	if n.SoftRDMA != "" {
+		noted.rdma = rdma.Device{Name: n.SoftRDMA, Soft: true}
+		if err := noted.rdma.Check(); err != nil {
+			return nil, fmt.Errorf("decode VF: softRDMA: %w", err)
+		}
+	}
 	return &noted, nil
 }

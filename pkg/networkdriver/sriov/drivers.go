@@ -419,15 +419,21 @@ func (m *Manager) awaitInterface(ctx context.Context, d *Device) error {
 
 var _ types.Exposed = (*Device)(nil)
 
-// Exposure implements [types.Exposed]. Containers get the VF's IOMMU group of a claim that names the driver for that, and no
+// Exposes implements [types.Exposed].
+func (d *Device) Exposes(cfg types.DeviceConfig) bool {
+	return cfg.RDMA || cfg.Driver != "" && d.IOMMUGroup != nil
+}
+
+// Exposure implements [types.Exposed]. Containers get the VF's IOMMU group or its RDMA device of a claim that asks for that, and no
 // other way to it.
-func (d *Device) Exposure(cfg types.DeviceConfig) types.Exposure {
-	if cfg.Driver == "" || d.IOMMUGroup == nil {
-		return types.Exposure{}
+func (d *Device) Exposure(cfg types.DeviceConfig) (types.Exposure, error) {
+	if cfg.RDMA {
+		nodes, err := d.manager.rdma.Nodes(d.RDMADevice(), d.Addr)
+		return types.Exposure{Address: d.Addr, Nodes: nodes}, err
 	}
 	nodes := []string{"/dev/vfio/vfio", fmt.Sprintf("/dev/vfio/%d", *d.IOMMUGroup)}
 	if cfg.Vhost {
 		nodes = append(nodes, "/dev/vhost-net", "/dev/net/tun")
 	}
-	return types.Exposure{Address: d.Addr, Nodes: nodes}
+	return types.Exposure{Address: d.Addr, Nodes: nodes}, nil
 }

@@ -137,8 +137,8 @@ func TestDriver(t *testing.T) {
 	require.Equal(t, "vfio-pci", node.read(filepath.Join(bus, vfAddr, "driver_override")))
 	require.Equal(t, VFSettings{VLAN: 1001, MAC: before.MAC}, node.kernel.vfs[pf][0], "the program gets the VF's address")
 	require.True(t, dev.Link().IsZero(), "nothing is moved")
-	require.Equal(t, types.Exposure{Address: vfAddr, Nodes: []string{"/dev/vfio/vfio", "/dev/vfio/11"}}, types.ExposureOf(dev, vfio(1001)))
-	require.Zero(t, types.ExposureOf(dev, withVLAN(1001)))
+	require.Equal(t, types.Exposure{Address: vfAddr, Nodes: []string{"/dev/vfio/vfio", "/dev/vfio/11"}}, exposure(t, dev, vfio(1001)))
+	require.Zero(t, exposure(t, dev, withVLAN(1001)))
 	again, err := dev.Setup(t.Context(), vfio(1001))
 	require.NoError(t, err)
 	require.Equal(t, dev, again)
@@ -223,7 +223,7 @@ func TestDriverOfItsOwn(t *testing.T) {
 	dev, err := d.Setup(t.Context(), vfio(5))
 	require.NoError(t, err)
 	require.Equal(t, []string{"/dev/vfio/vfio", "/dev/vfio/11", "/dev/vhost-net", "/dev/net/tun"},
-		types.ExposureOf(dev, types.DeviceConfig{Driver: types.DriverVFIO, Vhost: true}).Nodes)
+		exposure(t, dev, types.DeviceConfig{Driver: types.DriverVFIO, Vhost: true}).Nodes)
 	// Somebody gives it another one while it is a claim's.
 	node.bind(vfAddr, "pci-stub")
 	require.ErrorContains(t, m.Check(t.Context(), []types.Prepared{{Device: dev, Config: vfio(5)}})[0], "the driver pci-stub is bound to it instead of vfio-pci")
@@ -402,7 +402,7 @@ func TestDriverOfVFMadeAnew(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, VFSettings{VLAN: 7, MAC: anew.MAC}, node.kernel.vfs[pf][0])
 	require.Equal(t, "vfio-pci", node.driverOf(vfAddr))
-	require.Contains(t, types.ExposureOf(dev, vfio(7)).Nodes, "/dev/vfio/30")
+	require.Contains(t, exposure(t, dev, vfio(7)).Nodes, "/dev/vfio/30")
 	require.NoError(t, node.giveBack(t.Context(), dev, vfio(7)))
 	require.Equal(t, anew.MAC, node.kernel.links[node.indexOf(vfAddr)].MAC)
 
@@ -463,4 +463,12 @@ func TestDriverInUse(t *testing.T) {
 		require.NoError(t, node.giveBack(t.Context(), dev, vfio(7)))
 		require.Equal(t, 1, unbound)
 	})
+}
+
+// exposure is what containers get of the device.
+func exposure(t *testing.T, dev types.Device, cfg types.DeviceConfig) types.Exposure {
+	t.Helper()
+	e, err := types.ExposureOf(dev, cfg)
+	require.NoError(t, err)
+	return e
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/rescan"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nicowner"
+	"github.com/cilium/networkdriver/pkg/rdma"
 )
 
 // Params is what the manager needs.
@@ -64,6 +65,7 @@ func (l *PFLocks) acquire(ctx context.Context, pfAddr string) (release func(), e
 type Manager struct {
 	log      *slog.Logger
 	sysfs    sysfs
+	rdma     rdma.Sysfs
 	kernel   kernel
 	nodeIPs  func() ([]netip.Addr, <-chan struct{})
 	prepared func(name string) bool
@@ -83,6 +85,7 @@ func newManager(p Params, k kernel) *Manager {
 	m := &Manager{
 		log:      p.Logger,
 		sysfs:    sysfs{root: p.SysfsPath, write: writeAttribute},
+		rdma:     rdma.Sysfs(p.SysfsPath),
 		kernel:   k,
 		nodeIPs:  p.NodeIPs,
 		prepared: p.Prepared,

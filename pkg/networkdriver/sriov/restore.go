@@ -49,7 +49,7 @@ func (m *Manager) RestoreDevice(data []byte) (types.Device, error) {
 	case err == nil:
 		seen := m.device(vf)
 		d.VFID, d.Vendor, d.DeviceID, d.PCIeRoot, d.NUMANode = seen.VFID, seen.Vendor, seen.DeviceID, seen.PCIeRoot, seen.NUMANode
-		d.IOMMUGroup = seen.IOMMUGroup
+		d.IOMMUGroup, d.rdma = seen.IOMMUGroup, seen.rdma
 		// A VF without a driver and a PF without an interface had them when the device was prepared. The driver that a VF had
 		// before it got another one is known from the record alone; only one that takes the VF by itself can be bound back.
 		if !d.Original.Rebound {

@@ -96,6 +96,7 @@ func (m *Manager) device(v *virtFn) *Device {
 	}
 	// These say no when the answer is unknown, which is no reason to hide the device: the attribute is left out.
 	d.IOMMUGroup, _ = m.sysfs.iommuGroup(v.addr)
+	d.rdma, _ = m.rdma.Of(v.addr, d.KernelIfaceName)
 	root := deviceattribute.WithFSFromRoot(m.sysfs.root)
 	if attr, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(v.addr, root); err == nil {
 		d.PCIeRoot = *attr.Value.StringValue

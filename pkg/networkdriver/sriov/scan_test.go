@@ -36,9 +36,12 @@ func newNode(tb testing.TB) *tree {
 func plainAttrs(attrs map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) map[string]any {
 	plain := map[string]any{}
 	for name, a := range attrs {
-		if a.StringValue != nil {
+		switch {
+		case a.StringValue != nil:
 			plain[string(name)] = *a.StringValue
-		} else {
+		case a.BoolValue != nil:
+			plain[string(name)] = *a.BoolValue
+		default:
 			plain[string(name)] = *a.IntValue
 		}
 	}
@@ -53,7 +56,7 @@ func TestScanAttributes(t *testing.T) {
 	require.Len(t, devices, 2)
 	require.Equal(t, map[string]any{
 		"ifName": "0000-03-10-0", "kernelIfName": "ens1f0v0", "mtu": int64(1500), "mac": "02:00:00:00:00:03",
-		"pfName": "ens1f0", "vfID": int64(0), "vendor": "0x8086", "deviceID": "0x10ca", "driver": "igbvf",
+		"pfName": "ens1f0", "vfID": int64(0), "vendor": "0x8086", "deviceID": "0x10ca", "driver": "igbvf", "rdma": false,
 		"k8s.cni.cncf.io/deviceID": "0000:03:10.0", "resource.kubernetes.io/pciBusID": "0000:03:10.0", "resource.kubernetes.io/pcieRoot": "pci0000:00",
 	}, plainAttrs(devices["0000-03-10-0"].Attrs()), "an unknown NUMA node is left out")
 	attrs := plainAttrs(devices["0000-03-10-2"].Attrs())

@@ -152,6 +152,11 @@ func (m *Manager) remember(ctx context.Context, d *Device, cfg types.DeviceConfi
 	if err := prepared.Validate(cfg); err != nil {
 		return nil, err
 	}
+	if cfg.RDMA {
+		if _, err := m.rdma.Nodes(prepared.rdma, prepared.Addr); err != nil {
+			return nil, fmt.Errorf("rdma: %w", err)
+		}
+	}
 	prepared.Original.Rebound = cfg.Driver != "" && cfg.Driver != vf.driver
 	if err := m.checkMTU(vf, cfg.MTU()); err != nil {
 		return nil, err

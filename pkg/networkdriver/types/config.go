@@ -23,7 +23,7 @@ const MaxVLAN = 4094
 const DriverVFIO = "vfio-pci"
 
 // parameterNames are the names of the opaque parameters.
-var parameterNames = []string{"addresses", "driver", "network", "podIfName", "routes", "vhost", "vlan"}
+var parameterNames = []string{"addresses", "driver", "network", "podIfName", "rdma", "routes", "vhost", "vlan"}
 
 // DeviceConfig is what a claim asks of one device: the opaque parameters of the driver in a claim or device class, and
 // what the network that they name was when the device was prepared.
@@ -39,6 +39,8 @@ type DeviceConfig struct {
 	Driver string `json:"driver,omitempty"`
 	// Vhost gives a program that drives the VF itself a way into its pod's kernel, vhost-net and TUN/TAP, too.
 	Vhost bool `json:"vhost,omitempty"`
+	// RDMA gives programs the RDMA device of the VF's interface.
+	RDMA bool `json:"rdma,omitempty"`
 	// Addresses are certain ones of the network, one of each family at most, or, without a network, those that the device gets.
 	Addresses []Address `json:"addresses,omitempty"`
 	// Routes are those to set in the pod for a device of no network, beside those to the addresses' subnets.
@@ -93,6 +95,7 @@ func (c DeviceConfig) Override(other DeviceConfig) DeviceConfig {
 		c.Driver = other.Driver
 	}
 	c.Vhost = c.Vhost || other.Vhost
+	c.RDMA = c.RDMA || other.RDMA
 	if len(other.Addresses) > 0 {
 		c.Addresses = other.Addresses
 	}
@@ -112,6 +115,7 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		Network   *string          `json:"network"`
 		Driver    *string          `json:"driver"`
 		Vhost     bool             `json:"vhost"`
+		RDMA      bool             `json:"rdma"`
 		Addresses *json.RawMessage `json:"addresses"`
 		Routes    *json.RawMessage `json:"routes"`
 	}
@@ -156,7 +160,7 @@ func ParseDeviceConfig(raw []byte) (DeviceConfig, error) {
 		}
 		cfg.Driver = *p.Driver
 	}
-	cfg.Vhost = p.Vhost
+	cfg.Vhost, cfg.RDMA = p.Vhost, p.RDMA
 	if p.Addresses != nil {
 		if cfg.Addresses, err = parseList("addresses", *p.Addresses, MaxAddresses, parseAddress); err != nil {
 			return DeviceConfig{}, err
@@ -204,6 +208,9 @@ func (c DeviceConfig) checkEntry() error {
 			what = "routes"
 		}
 		return fmt.Errorf("%s: cannot be asked for together with driver %s, which leaves no interface that could have them; leave one of them out", what, c.Driver)
+	}
+	if c.Driver != "" && c.RDMA {
+		return fmt.Errorf("rdma: cannot be asked for together with driver %s, which takes the VF from the driver that has its RDMA device; leave one of them out", c.Driver)
 	}
 	return c.checkAddressing()
 }

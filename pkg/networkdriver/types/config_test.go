@@ -27,6 +27,7 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"pod\u0049fName":"ü"}`:             {PodIfName: "ü"},
 		`{"driver":"vfio-pci","vhost":true}`: {Driver: "vfio-pci", Vhost: true},
 		`{"vhost":false}`:                    {},
+		`{"rdma":true,"podIfName":"rdma0"}`:  {RDMA: true, PodIfName: "rdma0"},
 	}
 	for raw, want := range valid {
 		got, err := ParseDeviceConfig([]byte(raw))
@@ -45,16 +46,16 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"vlan":1} x`:         `data after the end of the parameters object`,
 		`{"vlan":1}]`:          `data after the end of the parameters object`,
 
-		`{"vlna":100}`:                          `unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
-		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
-		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
-		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
-		`{"":1}`:                                `unknown field "", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"vlna":100}`:                          `unknown field "vlna", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
+		`{"kind":"VFConfig","vlan":1}`:          `unknown field "kind", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
+		`{"VLAN":100}`:                          `unknown field "VLAN", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
+		`{"podifname":"x"}`:                     `unknown field "podifname", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
+		`{"":1}`:                                `unknown field "", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
 		`{"vlan":1,"vlan":2}`:                   `field "vlan" is given twice`,
 		`{"vlan":1,"vl\u0061n":2}`:              `field "vlan" is given twice`,
 		`{"vlan":null}`:                         `vlan: null is not a value; leave the field out`,
 		`{"podIfName":null}`:                    `podIfName: null is not a value; leave the field out`,
-		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"` + strings.Repeat("x", 99) + `":1}`: `unknown field "` + strings.Repeat("x", 64) + `", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
 
 		`{"vlan":-1}`:                   `vlan: -1 is not in 0..4094`,
 		`{"vlan":4095}`:                 `vlan: 4095 is not in 0..4094`,
@@ -70,7 +71,7 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"network":"a.b"}`:              `network: "a.b" is not the name of a network: at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit, are allowed`,
 		`{"network":null}`:               `network: null is not a value; leave the field out`,
 		`{"network":"storage","vlan":0}`: `vlan: 0 cannot be asked for together with network storage, which says what the VLAN is; leave one of them out`,
-		`{"joined":{"vlan":5}}`:          `unknown field "joined", allowed are addresses, driver, network, podIfName, routes, vhost and vlan`,
+		`{"joined":{"vlan":5}}`:          `unknown field "joined", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan`,
 
 		`{"driver":7}`:       `driver: a JSON number is not a string`,
 		`{"driver":null}`:    `driver: null is not a value; leave the field out`,
@@ -79,6 +80,8 @@ func TestParseDeviceConfig(t *testing.T) {
 		`{"driver":"vfio-pci","addresses":["192.0.2.1/24"]}`:             `addresses: cannot be asked for together with driver vfio-pci, which leaves no interface that could have them; leave one of them out`,
 		`{"driver":"vfio-pci","routes":[{"to":"::/0","via":"fe80::1"}]}`: `routes: cannot be asked for together with driver vfio-pci, which leaves no interface that could have them; leave one of them out`,
 		`{"vhost":"true"}`:                         `vhost: a JSON string is not a bool`,
+		`{"rdma":1}`:                               `rdma: a JSON number is not a bool`,
+		`{"driver":"vfio-pci","rdma":true}`:        `rdma: cannot be asked for together with driver vfio-pci, which takes the VF from the driver that has its RDMA device; leave one of them out`,
 		`{"driver":"vfio-pci","podIfName":"net1"}`: `podIfName: "net1" cannot be asked for together with driver vfio-pci, which leaves no interface to name; leave one of them out`,
 
 		`{"podIfName":7}`:      `podIfName: a JSON number is not a string`,
@@ -124,6 +127,8 @@ func TestOverride(t *testing.T) {
 	driven := DeviceConfig{Driver: DriverVFIO, Vhost: true}
 	require.Equal(t, driven, driven.Override(DeviceConfig{}))
 	require.Equal(t, driven, DeviceConfig{}.Override(driven))
+	require.Equal(t, DeviceConfig{RDMA: true}, DeviceConfig{}.Override(DeviceConfig{RDMA: true}))
+	require.Equal(t, DeviceConfig{RDMA: true}, DeviceConfig{RDMA: true}.Override(DeviceConfig{}))
 }
 
 // What a network says counts, and is checked where it is read again.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/rdma"
 )
 
 // DeviceManagerType names a device manager. It is published as the deviceManager attribute and is what a pool
@@ -127,7 +128,7 @@ type Rebindable interface {
 	BindBack(ctx context.Context) (Device, error)
 }
 
-// Exposure is what containers get of a device that a program of theirs drives itself. It is zero for one that is used by its link.
+// Exposure is what containers get of a device that programs of theirs open themselves. It is zero for one that is used by its link alone.
 type Exposure struct {
 	// Address is the device's on its bus, such as 0000:03:00.1.
 	Address string
@@ -135,17 +136,40 @@ type Exposure struct {
 	Nodes []string
 }
 
-// Exposed is a prepared device that programs may drive themselves.
+// Exposed is a prepared device that programs may open themselves.
 type Exposed interface {
-	Exposure(cfg DeviceConfig) Exposure
+	// Exposes says whether they may with the configuration. The memory that the device reaches is locked then.
+	Exposes(cfg DeviceConfig) bool
+	// Exposure returns what containers get of the device, which is in its pod. The error says what is missing.
+	Exposure(cfg DeviceConfig) (Exposure, error)
+}
+
+// IsExposed says whether programs may open the device themselves.
+func IsExposed(dev Device, cfg DeviceConfig) bool {
+	e, ok := dev.(Exposed)
+	return ok && e.Exposes(cfg)
 }
 
 // ExposureOf returns what containers get of the device with the configuration.
-func ExposureOf(dev Device, cfg DeviceConfig) Exposure {
-	if e, ok := dev.(Exposed); ok {
-		return e.Exposure(cfg)
+func ExposureOf(dev Device, cfg DeviceConfig) (Exposure, error) {
+	if !IsExposed(dev, cfg) {
+		return Exposure{}, nil
 	}
-	return Exposure{}
+	return dev.(Exposed).Exposure(cfg)
+}
+
+// Verbed is a device whose link may have an RDMA device.
+type Verbed interface {
+	// RDMADevice is the one that it had on the host, zero for none.
+	RDMADevice() rdma.Device
+}
+
+// RDMADeviceOf returns the RDMA device of the device's link, zero for none.
+func RDMADeviceOf(dev Device) rdma.Device {
+	if v, ok := dev.(Verbed); ok {
+		return v.RDMADevice()
+	}
+	return rdma.Device{}
 }
 
 // Unfinished is a device manager whose devices can be freed by what they were before Setup: a Setup that the end of the

@@ -26,7 +26,7 @@ func ExampleParseDeviceConfig() {
 	}
 	// Output:
 	// VLAN 1001, interface sriov0
-	// refused: unknown field "vlna", allowed are addresses, driver, network, podIfName, routes, vhost and vlan
+	// refused: unknown field "vlna", allowed are addresses, driver, network, podIfName, rdma, routes, vhost and vlan
 	// refused: vlan: 4095 is not in 0..4094
 	// refused: podIfName: "eth0" is taken in every pod
 }

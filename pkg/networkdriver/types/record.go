@@ -22,11 +22,15 @@ const (
 	RecordVersionAddresses = 3
 	// RecordVersionDriver is the version of one with a driver: an agent that knows of none would leave it bound.
 	RecordVersionDriver = 4
+	// RecordVersionRDMA is the version of one with an RDMA device: an agent that knows of none would start containers without it.
+	RecordVersionRDMA = 5
 )
 
 // RecordVersionOf returns the version in which a device with the configuration is recorded.
 func RecordVersionOf(cfg DeviceConfig) int {
 	switch {
+	case cfg.RDMA:
+		return RecordVersionRDMA
 	case cfg.Driver != "":
 		return RecordVersionDriver
 	case len(cfg.Addresses) > 0 || len(cfg.Routes) > 0:

@@ -58,6 +58,19 @@ func TestRecordWithDriver(t *testing.T) {
 	require.Equal(t, r, got)
 }
 
+// Nor one that knows no RDMA devices one with such a device, without which it would start containers.
+func TestRecordWithRDMA(t *testing.T) {
+	r := validRecord()
+	r.Config = DeviceConfig{RDMA: true, Network: "storage", Joined: &Network{VLAN: 5}}
+	r.Version = RecordVersionOf(r.Config)
+	require.Equal(t, 5, r.Version)
+	raw, err := json.Marshal(r)
+	require.NoError(t, err)
+	got, err := DecodeRecord(raw)
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+}
+
 func TestDecodeRecordRefuses(t *testing.T) {
 	number := func(n int) *int { return &n }
 	for _, tt := range []struct {
