@@ -28,13 +28,19 @@ func (e *T) vfioTemplate(name, class string, vlan int) {
 	e.template(name, []resourceapi.DeviceRequest{e.request("vf", class)}, config(fmt.Sprintf(`{"driver": "vfio-pci", "vlan": %d}`, vlan)))
 }
 
-// dpdkPod makes a pod without privileges, whose user is not root, that runs a script and calls its claim nic.
+// dpdkPod makes a pod for DPDK's programs.
 func (e *T) dpdkPod(name, node, template, script string) {
+	e.Helper()
+	e.userPod(name, node, template, lab.DPDKImage, script)
+}
+
+// userPod makes a pod without privileges, whose user is not root, that runs a script of an image and calls its claim nic.
+func (e *T) userPod(name, node, template, image, script string) {
 	e.Helper()
 	pod := e.podObject(name, node)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic", ResourceClaimTemplateName: &template}}
 	c := &pod.Spec.Containers[0]
-	c.Image, c.Command = lab.DPDKImage, []string{"sh", "-c", script}
+	c.Image, c.Command = image, []string{"sh", "-c", script}
 	c.Resources.Claims = []corev1.ResourceClaim{{Name: "nic"}}
 	// A poll mode driver takes all that it gets of the node's one processor.
 	c.Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("400m"), corev1.ResourceMemory: resource.MustParse("512Mi")}

@@ -5,14 +5,11 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 
-	"github.com/cilium/networkdriver/test/lab/internal/cache"
-	"github.com/cilium/networkdriver/test/lab/internal/debian"
 	"github.com/cilium/networkdriver/test/lab/internal/image"
 )
 
@@ -31,55 +28,7 @@ var dpdkDriver = regexp.MustCompile(`^(librte_(?:net_e1000|mempool_ring|bus_pci|
 // ImportDPDK gives all nodes [DPDKImage], which is made of Debian's packages
 // the first time.
 func (l *Lab) ImportDPDK(ctx context.Context) error {
-	file := filepath.Join(l.ShareDir(), "dpdk.tar")
-	if err := l.writeDPDK(ctx, file); err != nil {
-		return fmt.Errorf("image %s: %w", DPDKImage, err)
-	}
-	for _, n := range l.Nodes() {
-		if _, err := n.Run(ctx, "ctr --namespace k8s.io images import --local /share/dpdk.tar"); err != nil {
-			return fmt.Errorf("import %s: %w", DPDKImage, err)
-		}
-	}
-	return nil
-}
-
-func (l *Lab) writeDPDK(ctx context.Context, file string) error {
-	if _, err := os.Stat(file); err == nil {
-		return nil
-	}
-	archive, err := debian.Open(filepath.Join(l.arts.Node.Cache, "apt"))
-	if err != nil {
-		return err
-	}
-	b := &builder{cache: cache.Cache{Dir: l.arts.Node.Cache}, progress: newProgress(nil)}
-	root, err := (&packages{builder: b, archive: archive}).tree(ctx, "dpdk", archive.Release, dpdkPackages...)
-	if err != nil {
-		return err
-	}
-	files, links, err := dpdkFiles(root)
-	if err != nil {
-		return err
-	}
-	i := image.Image{
-		Name:  DPDKImage,
-		Files: map[string]string{"bin/busybox": filepath.Join(l.arts.Node.QEMU, "usr/bin/busybox")},
-		Links: links,
-	}
-	i.Links["bin/sh"], i.Links[image.Loader] = "busybox", "/"+image.LoaderTarget
-	for _, f := range files {
-		i.Files[f] = filepath.Join(root, f)
-	}
-	for _, applet := range busyboxApplets {
-		i.Links["bin/"+applet] = "busybox"
-	}
-	f, err := os.Create(file + ".next")
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(i.Write(f), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file+".next", file)
+	return l.importPrograms(ctx, programs{image: DPDKImage, short: "dpdk", packages: dpdkPackages, choose: dpdkFiles})
 }
 
 // dpdkFiles returns the program, the drivers that it loads, the libraries of both, and the links by which it finds the drivers. Some
