@@ -37,7 +37,7 @@ func Run(ctx context.Context, log *slog.Logger, watch func(ctx context.Context, 
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer cancel()
-	watcher.Go(func() { follow(ctx, log, watch, changed) })
+	watcher.Go(func() { Follow(ctx, log, watch, changed) })
 
 	poll := time.NewTicker(PollInterval)
 	defer poll.Stop()
@@ -72,8 +72,9 @@ func Run(ctx context.Context, log *slog.Logger, watch func(ctx context.Context, 
 	}
 }
 
-// follow signals changed for every notification until the context ends.
-func follow(ctx context.Context, log *slog.Logger, watch func(context.Context, func()) error, changed chan<- struct{}) {
+// Follow signals changed for every notification until the context ends. What is not taken from the channel yet stands for those that
+// follow. watch is as in [Run].
+func Follow(ctx context.Context, log *slog.Logger, watch func(context.Context, func()) error, changed chan<- struct{}) {
 	notify := func() {
 		select {
 		case changed <- struct{}{}:

@@ -47,6 +47,9 @@ type Device struct {
 	NUMANode *int64 `json:"numaNode,omitempty"`
 	// Rates are what the PF has made of the rates that a claim asks for, where that is something else; nil where it is not.
 	Rates *Rates `json:"rates,omitempty"`
+	// LinkSpeed is the highest in Mbit/s that the PF's link had since the agent was started, 0 if unknown. It is the PF's, and so in no
+	// record.
+	LinkSpeed int `json:"-"`
 	// Original is what the device was like before Setup; nil for a device that is not prepared.
 	Original *Original `json:"original,omitempty"`
 
@@ -98,7 +101,7 @@ const maxAttributeLen = 64
 // Attrs implements [types.Device]. What is unknown is left out, and so is a string that the API would refuse the whole
 // slice for.
 func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 16)
+	attrs := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, 17)
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"ifName":                      d.IfName(),
 		"kernelIfName":                d.KernelIfaceName,
@@ -124,6 +127,10 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 	if d.MTU != 0 {
 		mtu := int64(d.MTU)
 		attrs["mtu"] = resourceapi.DeviceAttribute{IntValue: &mtu}
+	}
+	if d.LinkSpeed != 0 {
+		speed := int64(d.LinkSpeed)
+		attrs["linkSpeed"] = resourceapi.DeviceAttribute{IntValue: &speed}
 	}
 	if d.IOMMUGroup != nil {
 		group := *d.IOMMUGroup
@@ -296,7 +303,7 @@ func (d *Device) Free(ctx context.Context, cfg types.DeviceConfig) error {
 }
 
 // Merge implements [types.Device]. All that is published of a prepared device stays as it was when it was allotted,
-// not just what cannot be seen: a claim keeps what it was allotted for.
+// not just what cannot be seen: a claim keeps what it was allotted for. The link's speed is the PF's.
 func (d *Device) Merge(prepared types.Device) types.Device {
 	p, ok := prepared.(*Device)
 	if !ok || p.Addr != d.Addr {
@@ -304,7 +311,7 @@ func (d *Device) Merge(prepared types.Device) types.Device {
 	}
 	merged := *p
 	merged.Original, merged.Rates = nil, nil
-	merged.manager = d.manager
+	merged.manager, merged.LinkSpeed = d.manager, d.LinkSpeed
 	return &merged
 }
 

@@ -62,7 +62,7 @@ func (t *tree) writeSysfs(path, value string) error {
 			t.remove(filepath.Join(bus, addr, "net"))
 			t.kernel.with(func() { delete(t.kernel.links, index) })
 		}
-		t.remove(filepath.Join(bus, addr, "driver"))
+		t.unbind(addr)
 		return nil
 	}
 	driver := filepath.Base(filepath.Dir(rel))

@@ -113,9 +113,18 @@ func (t *tree) kernelVF(pfAddr string, id int, addr, ifName string) int {
 }
 
 func (t *tree) bind(addr, driver string) {
+	t.unbind(addr)
 	t.mkdir("bus/pci/drivers/" + driver)
-	t.remove(filepath.Join(bus, addr, "driver"))
+	t.remove(filepath.Join("bus/pci/drivers", driver, addr))
+	t.symlink("../../../../"+filepath.Join(bus, addr), filepath.Join("bus/pci/drivers", driver, addr))
 	t.symlink("../../../../bus/pci/drivers/"+driver, filepath.Join(bus, addr, "driver"))
+}
+
+func (t *tree) unbind(addr string) {
+	if driver, err := os.Readlink(t.path(bus, addr, "driver")); err == nil {
+		t.remove(filepath.Join("bus/pci/drivers", filepath.Base(driver), addr))
+	}
+	t.remove(filepath.Join(bus, addr, "driver"))
 }
 
 // netdev adds an interface to sysfs and to the kernel.
@@ -219,6 +228,8 @@ type fakeKernel struct {
 	// settings are those of links, and putBackErr keeps them from being put back.
 	settings   map[int]nic.Settings
 	putBackErr error
+	// ports are the states of interfaces that are not up with a carrier.
+	ports map[int]PortState
 	// setVLAN is asked before a VLAN is set.
 	setVLAN      func(pfIndex, vf int, s VFSettings) error
 	setMAC       func(mac string) error
@@ -285,6 +296,18 @@ func (k *fakeKernel) SetUp(index int) error {
 	defer k.mu.Unlock()
 	k.up = append(k.up, index)
 	return k.setUpErr
+}
+
+func (k *fakeKernel) PortState(index int) (PortState, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.links[index]; !ok {
+		return PortState{}, unix.ENODEV
+	}
+	if s, ok := k.ports[index]; ok {
+		return s, nil
+	}
+	return PortState{Up: true, Carrier: true}, nil
 }
 
 func (k *fakeKernel) VFs(pfIndex int) (map[int]VFSettings, error) {

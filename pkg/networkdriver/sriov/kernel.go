@@ -75,6 +75,8 @@ type kernel interface {
 	Settings(index int) (nic.Settings, error)
 	PutBack(index int, want nic.Settings) error
 	SetUp(index int) error
+	// PortState reads whether an interface is up and has a carrier.
+	PortState(index int) (PortState, error)
 	// VFs reads the settings of all VFs of a PF by their index. It is empty for a PF whose driver keeps none.
 	VFs(pfIndex int) (map[int]VFSettings, error)
 	SetVFVLAN(pfIndex, vf int, vlan VFSettings) error
@@ -89,6 +91,13 @@ type kernel interface {
 	// WatchLinks calls notify once it receives link events and for changes of links that may concern a VF, and returns
 	// when the context ends or events were lost.
 	WatchLinks(ctx context.Context, notify func()) error
+}
+
+// PortState is what the kernel says of a PF's link.
+type PortState struct {
+	// Up is false for an interface that an administrator has set down.
+	Up      bool
+	Carrier bool
 }
 
 // rtnetlink is the real kernel. Each call has a socket of its own, so that a PF whose firmware is slow delays no other.
@@ -160,6 +169,15 @@ func (k rtnetlink) SetUp(index int) error {
 	return k.with(func(host *nic.Place) error {
 		return host.Change(index, rtlink.Change{Flags: unix.IFF_UP, Mask: unix.IFF_UP})
 	})
+}
+
+func (k rtnetlink) PortState(index int) (s PortState, err error) {
+	err = k.withLink(index, func(_ *nic.Place, found netlink.Link) error {
+		flags := found.Attrs().RawFlags
+		s = PortState{Up: flags&unix.IFF_UP != 0, Carrier: flags&unix.IFF_LOWER_UP != 0}
+		return nil
+	})
+	return s, err
 }
 
 func (k rtnetlink) VFs(pfIndex int) (vfs map[int]VFSettings, err error) {

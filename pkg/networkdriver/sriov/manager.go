@@ -45,6 +45,8 @@ type Params struct {
 	Owners nicowner.Dir
 	// Drivers is what is under way with the VFs' drivers. Managers that follow each other must have the same. Nil: one of its own.
 	Drivers *Drivers
+	// Speeds are how fast the PFs' links were. Managers that follow each other must have the same. Nil: some of its own.
+	Speeds *Speeds
 	// Work is the work on the node's PFs. Managers that follow each other must have the same. Nil: one of its own.
 	Work *PFWork
 }
@@ -74,6 +76,8 @@ type Manager struct {
 	pfs         *PFLocks
 	drivers     *Drivers
 	owners      nicowner.Dir
+	speeds      *Speeds
+	tables      vfTables
 }
 
 var _ types.DeviceManager = (*Manager)(nil)
@@ -92,6 +96,7 @@ func newManager(p Params, k kernel) *Manager {
 		pfs:      p.PFs,
 		drivers:  p.Drivers,
 		owners:   p.Owners,
+		speeds:   p.Speeds,
 	}
 	if m.nodeIPs == nil {
 		m.nodeIPs = func() ([]netip.Addr, <-chan struct{}) { return nil, nil }
@@ -101,6 +106,9 @@ func newManager(p Params, k kernel) *Manager {
 	}
 	if m.drivers == nil {
 		m.drivers = &Drivers{}
+	}
+	if m.speeds == nil {
+		m.speeds = &Speeds{}
 	}
 	m.provisioner = &provisioner{log: p.Logger, sysfs: m.sysfs, kernel: k, write: writeAttribute, work: p.Work}
 	if p.Work == nil {

@@ -33,7 +33,7 @@ func (m *Manager) scan() (types.Snapshot, error) {
 		if errors.Is(err, errNotVF) || errors.Is(err, errGone) {
 			continue
 		}
-		reason := ""
+		reason, fault := "", types.Fault{}
 		switch {
 		case err != nil:
 			reason = fmt.Sprintf("cannot be read: %v", err)
@@ -44,7 +44,8 @@ func (m *Manager) scan() (types.Snapshot, error) {
 				s.Devices = append(s.Devices, m.device(vf).Merge(was))
 				continue
 			}
-			reason = vf.unusable()
+			fault = vf.unusable()
+			reason = fault.Message
 		}
 		if reason == "" && vf.netdev != nil {
 			if own := view.Reason(vf.netdev.index); own != "" {
@@ -53,9 +54,10 @@ func (m *Manager) scan() (types.Snapshot, error) {
 		}
 		if reason == "" && vf.linkMissing() && (m.prepared == nil || !m.prepared(nameOf(addr))) {
 			reason = fmt.Sprintf("its interface is not in the host's network namespace although the driver %s is bound", vf.driver)
+			fault = types.Fault{Cause: types.CauseLinkMissing, Of: types.OfVF}
 		}
 		if reason != "" {
-			s.Skipped = append(s.Skipped, types.Skipped{Device: nameOf(addr), Reason: reason})
+			s.Skipped = append(s.Skipped, types.Skipped{Device: nameOf(addr), Reason: reason, Cause: fault.Cause, Of: fault.Of})
 			continue
 		}
 		s.Devices = append(s.Devices, m.device(vf))
@@ -63,15 +65,24 @@ func (m *Manager) scan() (types.Snapshot, error) {
 	return s, nil
 }
 
-// unusable says why the VF cannot serve anyone, empty if it can.
-func (v *virtFn) unusable() string {
+// unusable says why the VF cannot serve anyone; without a cause it can.
+func (v *virtFn) unusable() types.Fault {
 	switch {
 	case v.driver == "":
-		return "no driver is bound to it"
+		return noDriver()
 	case v.pf.ifName == "":
-		return fmt.Sprintf("its physical function %s has no interface in the host's network namespace", v.pf.addr)
+		return noInterface(v.pf.addr)
 	}
-	return ""
+	return types.Fault{}
+}
+
+func noDriver() types.Fault {
+	return types.Fault{Cause: types.CauseDriverGone, Of: types.OfVF, Message: "no driver is bound to it"}
+}
+
+func noInterface(pfAddr string) types.Fault {
+	return types.Fault{Cause: types.CauseLinkMissing, Of: types.OfPF,
+		Message: fmt.Sprintf("its physical function %s has no interface in the host's network namespace", pfAddr)}
 }
 
 // linkMissing is true for a VF whose driver makes an interface that is not in the host's namespace. It is in a pod, or
@@ -91,6 +102,7 @@ func (m *Manager) device(v *virtFn) *Device {
 		Driver:   v.driver,
 		manager:  m,
 	}
+	d.LinkSpeed = m.speeds.note(v.pf.addr, v.pf.speed)
 	if v.netdev != nil {
 		d.KernelIfaceName, d.MTU, d.MAC = v.netdev.name, v.netdev.mtu, v.netdev.mac
 	}

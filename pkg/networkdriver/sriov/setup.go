@@ -118,8 +118,8 @@ func (m *Manager) setupable(addr string, rebound bool) (*virtFn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if reason := vf.unusable(); reason != "" && !(rebound && vf.driver == "" && vf.pf.ifName != "") {
-		return nil, errors.New(reason)
+	if fault := vf.unusable(); fault.Cause != "" && !(rebound && vf.driver == "" && vf.pf.ifName != "") {
+		return nil, errors.New(fault.Message)
 	}
 	if vf.netdev != nil {
 		if err := m.refuseOwnNetwork(vf.netdev); err != nil {

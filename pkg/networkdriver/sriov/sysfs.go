@@ -54,6 +54,8 @@ type physFn struct {
 	// ifName and ifIndex are those of its interface, empty and 0 when it has none in the host's namespace.
 	ifName  string
 	ifIndex int
+	// speed is its link's in Mbit/s, 0 if unknown.
+	speed int
 	// vfIDs has the index of every VF by its PCI address.
 	vfIDs map[string]int
 }
@@ -185,7 +187,7 @@ func (s sysfs) physFn(addr string) (*physFn, error) {
 		return nil, err
 	}
 	if dev != nil {
-		pf.ifName, pf.ifIndex = dev.name, dev.index
+		pf.ifName, pf.ifIndex, pf.speed = dev.name, dev.index, s.speed(addr, dev.name)
 	}
 	return pf, nil
 }
@@ -284,6 +286,19 @@ func (s sysfs) readNetdev(addr, name string) (*netdev, error) {
 		return nil, err
 	}
 	return dev, nil
+}
+
+// boundTo returns the PCI devices that are bound to a driver; none if that cannot be told, as of a driver that is not loaded.
+func (s sysfs) boundTo(driver string) map[string]bool {
+	entries, err := os.ReadDir(filepath.Join(s.root, "bus/pci/drivers", driver))
+	if err != nil {
+		return nil
+	}
+	addrs := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		addrs[e.Name()] = true
+	}
+	return addrs
 }
 
 // linkBase returns the last element that a symbolic link of a PCI device points to, empty if there is no such link.

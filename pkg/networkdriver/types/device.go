@@ -185,6 +185,9 @@ type Skipped struct {
 	Device string
 	// Reason says in words for people why it is left out.
 	Reason string
+	// Cause and Of say which fault it has, empty for one that is left out on purpose.
+	Cause Cause  `json:",omitempty"`
+	Of    string `json:",omitempty"`
 }
 
 // Problem is something in a manager's configuration or on the host that keeps it from doing all it was told to.
@@ -198,7 +201,7 @@ type Problem struct {
 
 // Snapshot is everything a manager sees at one moment.
 type Snapshot struct {
-	// Devices is the complete inventory: what is not in it is withdrawn.
+	// Devices is the complete inventory: what is not in it is withdrawn, unless it is in Skipped with a cause.
 	Devices []Device
 	// Skipped are the devices left out, each with its reason.
 	Skipped []Skipped
