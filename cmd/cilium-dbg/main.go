@@ -142,17 +142,23 @@ func printJSON(w io.Writer, raw json.RawMessage) error {
 
 func printDevices(w io.Writer, devices []debugapi.Device) error {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "DEVICE\tMANAGER\tPOOL\tCLAIM\tPOD\tINTERFACE\tVLAN\tNETWORK\tADDRESSES\tSTATE")
+	fmt.Fprintln(table, "DEVICE\tMANAGER\tPOOL\tCLAIM\tPOD\tINTERFACE\tVLAN\tNETWORK\tADDRESSES\tHEALTH\tSTATE")
 	for _, d := range devices {
-		vlan, state := "", d.State
+		vlan, state, health := "", d.State, "Healthy"
 		if d.VLAN != 0 {
 			vlan = strconv.Itoa(d.VLAN)
 		}
 		if d.Reason != "" {
 			state += ": " + d.Reason
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
-			dash(d.Interface), dash(vlan), dash(d.Network), dash(strings.Join(d.Addresses, ",")), state)
+		switch {
+		case len(d.Faults) > 0:
+			health = strings.Join(d.Faults, ",")
+		case d.State == "NotOffered":
+			health = "-"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
+			dash(d.Interface), dash(vlan), dash(d.Network), dash(strings.Join(d.Addresses, ",")), health, state)
 	}
 	return table.Flush()
 }

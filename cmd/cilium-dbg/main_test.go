@@ -50,11 +50,12 @@ func startAgent(t *testing.T, socket string) *health.Checks {
 	t.Helper()
 	var checks *health.Checks
 	h := hive.New(statedb.Cell, health.Cell, debugapi.Cell,
-		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, inventory.NewReportTable),
+		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, tables.NewHealthTable, inventory.NewReportTable),
 		cell.Invoke(func(c *health.Checks, db *statedb.DB, devices statedb.RWTable[*tables.DRADevice],
-			allocations statedb.RWTable[*tables.DRAAllocation], reports statedb.RWTable[*inventory.Report]) error {
+			allocations statedb.RWTable[*tables.DRAAllocation], faults statedb.RWTable[*tables.DeviceHealth],
+			reports statedb.RWTable[*inventory.Report]) error {
 			checks = c
-			txn := db.WriteTxn(devices, allocations, reports)
+			txn := db.WriteTxn(devices, allocations, faults, reports)
 			defer txn.Commit()
 			vlan := 1001
 			var errs []error
@@ -77,8 +78,19 @@ func startAgent(t *testing.T, socket string) *health.Checks {
 				_, _, err := allocations.Insert(txn, row)
 				errs = append(errs, err)
 			}
+			for device, causes := range map[string][]types.Cause{
+				"0000-03-00-1": {types.CauseNoCarrier, types.CauseDuplicateMAC}, "0000-03-00-3": {types.CauseDriverGone},
+			} {
+				row := &tables.DeviceHealth{Device: device}
+				for _, cause := range causes {
+					row.Faults = append(row.Faults, tables.DeviceFault{Fault: types.Fault{Cause: cause, Message: "message"}})
+				}
+				_, _, err := faults.Insert(txn, row)
+				errs = append(errs, err)
+			}
 			_, _, err := reports.Insert(txn, &inventory.Report{Manager: types.DeviceManagerTypeSRIOV, Devices: 3,
-				Skipped: []types.Skipped{{Device: "0000-03-00-7", Reason: "has no driver"}}})
+				Skipped: []types.Skipped{{Device: "0000-03-00-3", Reason: "lost its driver", Cause: types.CauseDriverGone},
+					{Device: "0000-03-00-7", Reason: "has no driver"}}})
 			return errors.Join(append(errs, err)...)
 		}))
 	h.Viper().Set("socket-path", socket)
@@ -147,18 +159,20 @@ func TestAgainstAgent(t *testing.T) {
 
 	out, err = dbg(t, "--socket-path", socket, "networkdriver")
 	require.NoError(t, err)
-	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   NETWORK   ADDRESSES                     STATE
-0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   -         -                             Attached
-0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   1002   storage   192.0.2.7/24,2001:db8::7/64   Failed: the PF is busy
-0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      -         -                             Free
-0000-03-00-7   sr-iov    -            -              -               -                -      -         -                             NotOffered: has no driver
-0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      -         -                             Missing
+	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   NETWORK   ADDRESSES                     HEALTH                   STATE
+0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   -         -                             NoCarrier,DuplicateMAC   Attached
+0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   1002   storage   192.0.2.7/24,2001:db8::7/64   Healthy                  Failed: the PF is busy
+0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      -         -                             DriverGone               Free
+0000-03-00-7   sr-iov    -            -              -               -                -      -         -                             -                        NotOffered: has no driver
+0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      -         -                             Healthy                  Missing
 `, out)
 	out, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "json")
 	require.NoError(t, err)
 	var devices []debugapi.Device
 	require.NoError(t, json.Unmarshal([]byte(out), &devices))
 	require.Len(t, devices, 5)
+	require.Equal(t, []string{"NoCarrier", "DuplicateMAC"}, devices[0].Faults)
+	require.Equal(t, "message; message", devices[0].Fault)
 	_, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "xml")
 	require.EqualError(t, err, `--output: "xml" is neither table nor json`)
 

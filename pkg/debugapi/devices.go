@@ -31,6 +31,9 @@ type Device struct {
 	State string `json:"state"`
 	// Reason says why, for Failed and NotOffered.
 	Reason string `json:"reason,omitempty"`
+	// Faults are the causes of its faults, the heaviest first; none for a healthy device. Fault says what is wrong.
+	Faults []string `json:"faults,omitempty"`
+	Fault  string   `json:"fault,omitempty"`
 }
 
 // Devices joins inventory, allocations and reports. Tables that the program does not have count as empty.
@@ -74,9 +77,21 @@ func Devices(db *statedb.DB) []Device {
 	}
 	for report := range rows[*inventory.Report](db, txn, inventory.ReportTableName) {
 		for _, s := range report.Skipped {
+			if inventoried[s.Device] != nil {
+				continue // it has a fault
+			}
 			devices = append(devices, Device{
 				Device: s.Device, Manager: report.Manager.String(), State: "NotOffered", Reason: s.Reason,
 			})
+		}
+	}
+	faults := map[string]*tables.DeviceHealth{}
+	for row := range rows[*tables.DeviceHealth](db, txn, tables.HealthTableName) {
+		faults[row.Device] = row
+	}
+	for i := range devices {
+		if h := faults[devices[i].Device]; h != nil {
+			devices[i].Faults, devices[i].Fault = h.Causes(), h.Message()
 		}
 	}
 	slices.SortFunc(devices, func(a, b Device) int {

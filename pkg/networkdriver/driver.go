@@ -28,6 +28,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
+	"github.com/cilium/networkdriver/pkg/networkdriver/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
@@ -84,6 +85,7 @@ type driver struct {
 	draMetrics   *dra.Metrics
 	// networkMetrics outlive sessions, as the others do.
 	networkMetrics *networks.Metrics
+	healthMetrics  *health.Metrics
 	metrics        *metrics
 
 	// started is closed when there is a session.
@@ -129,7 +131,9 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	claimMetrics, draMetrics, networkMetrics, metrics := claims.NewMetrics(), dra.NewMetrics(), networks.NewMetrics(), newMetrics()
-	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors(), networkMetrics.Collectors(), metrics.collectors()) {
+	healthMetrics := health.NewMetrics()
+	for _, c := range slices.Concat(claimMetrics.Collectors(), draMetrics.Collectors(), networkMetrics.Collectors(), healthMetrics.Collectors(),
+		metrics.collectors()) {
 		if err := p.Metrics.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -168,6 +172,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		draMetrics:   draMetrics,
 
 		networkMetrics: networkMetrics,
+		healthMetrics:  healthMetrics,
 		metrics:        metrics,
 		bootID:         boot,
 		inventory:      inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),

@@ -18,6 +18,8 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+	"github.com/cilium/networkdriver/pkg/networkdriver/health"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/truncate"
 )
 
@@ -78,6 +80,24 @@ func (e *podEvents) WarnClaim(claim claims.Ref, pod resourceapi.ResourceClaimCon
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 	}, reason, message)
 	e.warn(podReference(claim.Namespace, pod.Name, pod.UID), reason, message)
+}
+
+// The reasons of events about the health of a pod's device.
+const (
+	reasonDeviceUnhealthy = "DeviceUnhealthy"
+	reasonDeviceHealthy   = "DeviceHealthy"
+)
+
+var _ health.Events = (*podEvents)(nil)
+
+// Unhealthy implements [health.Events].
+func (e *podEvents) Unhealthy(row *tables.DRAAllocation, message string) {
+	e.warn(podReference(row.ClaimNamespace, row.PodName, row.PodUID), reasonDeviceUnhealthy, message)
+}
+
+// Healthy implements [health.Events].
+func (e *podEvents) Healthy(row *tables.DRAAllocation, message string) {
+	e.recorder.Event(podReference(row.ClaimNamespace, row.PodName, row.PodUID), corev1.EventTypeNormal, reasonDeviceHealthy, truncate.UTF8(message, maxEventMessage))
 }
 
 // warnNode makes an event about the node, under the UID that kubelet uses in its own.

@@ -82,6 +82,12 @@ func (s *session) judge(ctx context.Context, _ cell.Health) error {
 // withoutQuarantined skips the devices for which there is a reason.
 func withoutQuarantined(s types.Snapshot, reasons map[string]string) types.Snapshot {
 	s.Skipped = slices.Clone(s.Skipped)
+	for i, skipped := range s.Skipped {
+		if reasons[skipped.Device] != "" {
+			// The inventory keeps what has a fault, which a claim may tolerate. This nobody may have.
+			s.Skipped[i].Cause, s.Skipped[i].Of = "", ""
+		}
+	}
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(dev types.Device) bool {
 		why := reasons[dev.IfName()]
 		if why != "" {

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
+	"github.com/cilium/networkdriver/pkg/networkdriver/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
@@ -58,7 +59,7 @@ const runtimeTimeout = time.Minute
 const placesDir = "gates"
 
 // rooms are the parts of a session in the order in which they open: the allocations are restored, the device managers
-// fill the inventory, the runtime is connected, what others change is put back, and then kubelet may call. They close in the reverse order.
+// fill the inventory, the devices are looked at, the runtime is connected, what others change is put back, and then kubelet may call. They close in the reverse order.
 var rooms = []room{
 	{"inventory", func(s *session, ctx context.Context, _ cell.Health) error { return s.inventory.Run(ctx) }, false},
 	{"claim-status", func(s *session, ctx context.Context, _ cell.Health) error { return s.writer.Run(ctx) }, false},
@@ -73,6 +74,7 @@ var rooms = []room{
 	{"release-unclaimed", (*session).releaseUnclaimed, false},
 	{"device-manager-sr-iov", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.sriov) }, true},
 	{"device-manager-dummy", func(s *session, ctx context.Context, h cell.Health) error { return s.manage(ctx, h, s.dummy) }, true},
+	{"health", func(s *session, ctx context.Context, _ cell.Health) error { return s.health.Run(ctx) }, false},
 	{"nri", (*session).connectRuntime, false},
 	{"hand-over", (*session).handOverClaims, false},
 	{"ensure", (*session).ensure, false},
@@ -101,6 +103,7 @@ type session struct {
 	hooks       *nri.Hooks
 	kubelet     *dra.Driver
 	handOver    *claims.HandOver
+	health      *health.Room
 
 	// configs is what the device managers are told.
 	configs *managerConfigs
@@ -215,7 +218,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	d.journal.DriverName = spec.DriverName
 	prompt, classes := claims.NewClaimClient(d.Prompt.ResourceV1()), claims.NewClasses(d.Prompt.ResourceV1())
 	s.writer = claims.NewWriter(claims.WriterParams{
-		Logger: s.log, DB: d.DB, Allocations: d.Allocations,
+		Logger: s.log, DB: d.DB, Allocations: d.Allocations, Faults: d.Faults,
 		Client: prompt, Background: claims.NewClaimClient(d.Clientset.ResourceV1()),
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, BootID: d.bootID, JournalID: d.journal.ID,
 	})
@@ -245,9 +248,32 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Networks: resolver, Pools: &s.pools, Classes: classes, Events: d.events,
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
+	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantine: s.quarantine}
+	s.sriov = sriovRunner(runner, sriov.Params{
+		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{}, Drivers: &sriov.Drivers{},
+		Owners: nicowner.Default, Speeds: &sriov.Speeds{},
+		Work: sriov.NewPFWork(),
+	})
+	s.dummy = dummyRunner(runner)
+	// What is prepared is restored, checked and examined by managers that find nothing.
+	managers := []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}
+	d.outside.Checkers = map[types.DeviceManagerType]types.Checker{}
+	examiners := map[types.DeviceManagerType]types.Examiner{}
+	for _, m := range managers {
+		if checker, ok := m.(types.Checker); ok {
+			d.outside.Checkers[m.Type()] = checker
+		}
+		if examiner, ok := m.(types.Examiner); ok {
+			examiners[m.Type()] = examiner
+		}
+	}
+	s.health = health.New(health.Params{
+		Logger: s.log, DB: d.DB, Table: d.Faults, Devices: d.Devices, Allocations: d.Allocations, Reports: d.Reports,
+		Examiners: examiners, Quarantine: s.quarantine, Events: d.events, Metrics: d.healthMetrics,
+	})
 	s.kubelet = dra.New(dra.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer, Metadata: s.metadata,
-		Runtime: s.runtime(), Metrics: d.draMetrics,
+		Runtime: s.runtime(), Metrics: d.draMetrics, Faults: d.Faults, Health: s.health,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,
 			RetryInterval: time.Duration(spec.DraRegistrationRetryInterval) * time.Second,
@@ -255,21 +281,6 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 			MaxAttempts:   int(spec.DraRegistrationMaxAttempts),
 		},
 	})
-	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantine: s.quarantine}
-	s.sriov = sriovRunner(runner, sriov.Params{
-		Logger: s.log, SysfsPath: d.Config.SysfsPath, NodeIPs: d.node.addresses, Prepared: s.prepared, PFs: &sriov.PFLocks{}, Drivers: &sriov.Drivers{},
-		Owners: nicowner.Default,
-		Work:   sriov.NewPFWork(),
-	})
-	s.dummy = dummyRunner(runner)
-	// What is prepared is restored, and checked, by managers that find nothing.
-	managers := []types.DeviceManager{s.sriov.make(nil), s.dummy.make(nil)}
-	d.outside.Checkers = map[types.DeviceManagerType]types.Checker{}
-	for _, m := range managers {
-		if checker, ok := m.(types.Checker); ok {
-			d.outside.Checkers[m.Type()] = checker
-		}
-	}
 	s.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: s.log, Room: d.room, Claims: prompt,
 		Managers: managers, Observer: s.writer, Journal: d.journal,

@@ -26,6 +26,8 @@ import (
 const (
 	// conditionReady is the condition of a device: true while its link is in the pod, or while it is set up if it has none.
 	conditionReady = "Ready"
+	// conditionHealthy is the condition of a device without faults. Its reason is the heaviest fault's cause, or the type for none.
+	conditionHealthy = "Healthy"
 	// maxMessageLen keeps a condition's message readable; the API allows 32 KiB.
 	maxMessageLen = 1024
 )
@@ -39,9 +41,24 @@ type deviceStatus struct {
 	Ready   metav1.ConditionStatus
 	Reason  string
 	Message string
+	Health  deviceHealth
 	IfName  string
 	MAC     string
 	IPs     []string
+}
+
+// deviceHealth is what the condition of the device's health says; without a status there is none.
+type deviceHealth struct {
+	Status  metav1.ConditionStatus
+	Reason  string
+	Message string
+}
+
+func healthOf(h *tables.DeviceHealth) deviceHealth {
+	if h == nil {
+		return deviceHealth{metav1.ConditionTrue, conditionHealthy, ""}
+	}
+	return deviceHealth{metav1.ConditionFalse, h.Causes()[0], truncate.UTF8(h.Message(), maxMessageLen)}
 }
 
 func (s *deviceStatus) key() string { return s.Pool + "/" + s.Device }
@@ -140,9 +157,9 @@ func sortedKeys(raw []byte) string {
 }
 
 // statusesIn returns what the owner's among the entries of a claim's status say, and since when.
-func statusesIn(entries []resourceapi.AllocatedDeviceStatus, owner Owner) ([]deviceStatus, map[string]transition) {
+func statusesIn(entries []resourceapi.AllocatedDeviceStatus, owner Owner) ([]deviceStatus, transitions) {
 	var statuses []deviceStatus
-	since := map[string]transition{}
+	since := transitions{}
 	for _, entry := range entries {
 		if !owner.owns(entry) {
 			continue
@@ -152,10 +169,15 @@ func statusesIn(entries []resourceapi.AllocatedDeviceStatus, owner Owner) ([]dev
 			s.Data = sortedKeys(entry.Data.Raw)
 		}
 		for _, c := range entry.Conditions {
-			if c.Type == conditionReady {
+			switch c.Type {
+			case conditionReady:
 				s.Ready, s.Reason, s.Message = c.Status, c.Reason, c.Message
-				since[s.key()] = transition{c.Status, c.LastTransitionTime}
+			case conditionHealthy:
+				s.Health = deviceHealth{c.Status, c.Reason, c.Message}
+			default:
+				continue
 			}
+			since[s.key()+"/"+c.Type] = transition{c.Status, c.LastTransitionTime}
 		}
 		if n := entry.NetworkData; n != nil {
 			s.IfName, s.MAC, s.IPs = n.InterfaceName, n.HardwareAddress, n.IPs
@@ -166,28 +188,42 @@ func statusesIn(entries []resourceapi.AllocatedDeviceStatus, owner Owner) ([]dev
 	return statuses, since
 }
 
-// transition is the last change of a device's Ready condition.
+// transition is the last change of a device's condition.
 type transition struct {
 	status metav1.ConditionStatus
 	at     metav1.Time
 }
 
+// transitions are by the devices' keys and the conditions' types.
+type transitions map[string]transition
+
+// conditions returns the status of each of a device's conditions.
+func (s *deviceStatus) conditions() map[string]metav1.ConditionStatus {
+	conditions := map[string]metav1.ConditionStatus{conditionReady: s.Ready}
+	if s.Health.Status != "" {
+		conditions[conditionHealthy] = s.Health.Status
+	}
+	return conditions
+}
+
 // transitionsOf returns since when the devices are in their state: unchanged where the condition is.
-func transitionsOf(statuses []deviceStatus, before map[string]transition, now time.Time) map[string]transition {
-	after := make(map[string]transition, len(statuses))
+func transitionsOf(statuses []deviceStatus, before transitions, now time.Time) transitions {
+	after := make(transitions, 2*len(statuses))
 	for _, s := range statuses {
-		t, known := before[s.key()]
-		if !known || t.status != s.Ready {
-			t = transition{s.Ready, metav1.NewTime(now.Truncate(time.Second))}
+		for condition, status := range s.conditions() {
+			t, known := before[s.key()+"/"+condition]
+			if !known || t.status != status {
+				t = transition{status, metav1.NewTime(now.Truncate(time.Second))}
+			}
+			after[s.key()+"/"+condition] = t
 		}
-		after[s.key()] = t
 	}
 	return after
 }
 
 // applyConfigOf builds the server-side-apply configuration with the statuses as entries of the claim's status. The
 // UID in it keeps a new claim of the same name from being written.
-func applyConfigOf(claim Ref, driver string, statuses []deviceStatus, since map[string]transition) *resourceapply.ResourceClaimApplyConfiguration {
+func applyConfigOf(claim Ref, driver string, statuses []deviceStatus, since transitions) *resourceapply.ResourceClaimApplyConfiguration {
 	status := resourceapply.ResourceClaimStatus()
 	for _, s := range statuses {
 		entry := resourceapply.AllocatedDeviceStatus().
@@ -200,7 +236,15 @@ func applyConfigOf(claim Ref, driver string, statuses []deviceStatus, since map[
 				WithStatus(s.Ready).
 				WithReason(s.Reason).
 				WithMessage(s.Message).
-				WithLastTransitionTime(since[s.key()].at))
+				WithLastTransitionTime(since[s.key()+"/"+conditionReady].at))
+		if s.Health.Status != "" {
+			entry.WithConditions(metaapply.Condition().
+				WithType(conditionHealthy).
+				WithStatus(s.Health.Status).
+				WithReason(s.Health.Reason).
+				WithMessage(s.Health.Message).
+				WithLastTransitionTime(since[s.key()+"/"+conditionHealthy].at))
+		}
 		if s.IfName != "" || s.MAC != "" || len(s.IPs) > 0 {
 			network := resourceapply.NetworkDeviceData()
 			if s.IfName != "" {

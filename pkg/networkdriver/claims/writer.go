@@ -41,6 +41,8 @@ type WriterParams struct {
 	Logger      *slog.Logger
 	DB          *statedb.DB
 	Allocations statedb.Table[*tables.DRAAllocation]
+	// Faults are the devices that are not healthy. Nil: nothing is said of that.
+	Faults statedb.Table[*tables.DeviceHealth]
 	// Client is for Apply, whose callers wait.
 	Client ClaimClient
 	// Background is for Run, and has a limit of requests of its own. Nil: Client.
@@ -77,7 +79,7 @@ type written struct {
 	wanted []deviceStatus // what the rows asked for when they were last looked at
 	known  bool           // whether server is what the server has
 	server []deviceStatus
-	since  map[string]transition
+	since  transitions
 }
 
 // NewWriter makes a Writer.
@@ -139,6 +141,8 @@ func (w *Writer) Observe(claim *resourceapi.ResourceClaim, rows []*tables.DRAAll
 		return // will be reported when it is written
 	}
 	server, since := statusesIn(claim.Status.Devices, w.owner())
+	// How they are is not known either before they have been looked at.
+	statuses = withHealth(statuses, server)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.written[claim.UID] = &written{wanted: statuses, known: true, server: server, since: since}
@@ -162,6 +166,9 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 	defer running.Wait()
 	defer queue.ShutDown()
+	if w.Faults != nil {
+		running.Go(func() { w.followFaults(ctx, queue) })
+	}
 
 	for {
 		batch, watch := changes.Next(w.DB.ReadTxn())
@@ -172,6 +179,36 @@ func (w *Writer) Run(ctx context.Context) error {
 		case <-watch:
 		case <-ctx.Done():
 			return nil
+		}
+	}
+}
+
+// followFaults has the status of claims written whose devices are otherwise than before.
+func (w *Writer) followFaults(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Ref]) {
+	_, initialized := w.Faults.Initialized(w.DB.ReadTxn())
+	select {
+	case <-initialized:
+	case <-ctx.Done():
+		return
+	}
+	known := map[string]*tables.DeviceHealth{}
+	for first := true; ; first = false {
+		txn := w.DB.ReadTxn()
+		rows, changed := w.Faults.AllWatch(txn)
+		now := map[string]*tables.DeviceHealth{}
+		for row := range rows {
+			now[row.Device] = row
+		}
+		for row := range w.Allocations.All(txn) {
+			if first || known[row.DeviceName] != now[row.DeviceName] {
+				queue.AddAfter(row.ClaimRef(), coalesceTime)
+			}
+		}
+		known = now
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -249,11 +286,18 @@ func (w *Writer) update(ctx context.Context, claim Ref, rows []*tables.DRAAlloca
 	if !withdrawn && equalStatuses(statuses, k.wanted) {
 		return nil
 	}
+	wanted := statuses
+	if k.known && !equalStatuses(statuses, k.wanted) && equalStatuses(k.wanted, withHealth(statuses, k.wanted)) {
+		// Nothing but the devices' health is new. What rows that were restored do not know yet stays as it is.
+		statuses = withHealth(k.server, statuses)
+	}
 	if k.known && equalStatuses(statuses, k.server) {
-		k.wanted = statuses
+		k.wanted = wanted
 		return nil
 	}
-	err = w.write(ctx, w.Background, claim, k, statuses)
+	if err = w.write(ctx, w.Background, claim, k, statuses); err == nil {
+		k.wanted = wanted
+	}
 	if err != nil && w.isGone(ctx, w.Background, claim, err) {
 		w.Logger.Debug("Claim is gone or not allotted to this node any more, its status needs no update", "claim", claim, "uid", claim.UID)
 		w.forget(claim)
@@ -267,7 +311,29 @@ func (w *Writer) statusesOf(rows []*tables.DRAAllocation) ([]deviceStatus, error
 	if w.JournalID != nil {
 		journal = w.JournalID()
 	}
-	return statusesOf(rows, w.NodeName, w.BootID, journal)
+	statuses, err := statusesOf(rows, w.NodeName, w.BootID, journal)
+	if err != nil || w.Faults == nil {
+		return statuses, err
+	}
+	txn := w.DB.ReadTxn()
+	for i := range statuses {
+		row, _, _ := w.Faults.Get(txn, tables.HealthByDevice(statuses[i].Device))
+		statuses[i].Health = healthOf(row)
+	}
+	return statuses, nil
+}
+
+// withHealth returns the statuses with the health that others of the same devices have.
+func withHealth(statuses, others []deviceStatus) []deviceStatus {
+	healths := map[string]deviceHealth{}
+	for _, s := range others {
+		healths[s.key()] = s.Health
+	}
+	statuses = slices.Clone(statuses)
+	for i := range statuses {
+		statuses[i].Health = healths[statuses[i].key()]
+	}
+	return statuses
 }
 
 // takeWithdrawn says whether the claim's entries are to be withdrawn, and forgets it.

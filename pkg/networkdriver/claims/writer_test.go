@@ -260,7 +260,7 @@ func TestTransitionTimeIsStable(t *testing.T) {
 	s[0].Message, s[0].Reason = "other words", "Other"
 	require.Equal(t, first, transitionsOf(s, first, t0.Add(time.Hour)), "only the status counts")
 	s[0].Ready = metav1.ConditionTrue
-	require.Equal(t, metav1.NewTime(t0.Add(time.Hour).Truncate(time.Second)), transitionsOf(s, first, t0.Add(time.Hour))["p/a"].at)
+	require.Equal(t, metav1.NewTime(t0.Add(time.Hour).Truncate(time.Second)), transitionsOf(s, first, t0.Add(time.Hour))["p/a/Ready"].at)
 }
 
 // After a restart nothing is written as long as the rows do not change, and nothing that the server has.
@@ -298,6 +298,58 @@ func TestWriterAfterRestart(t *testing.T) {
 	f.insert(restored)
 	require.Eventually(t, func() bool { return f.api.devices("c")[0].NetworkData == nil }, waitFor, tick)
 	require.Equal(t, "Prepared", condition(t, f.api.devices("c")[0]).Reason)
+}
+
+// How a device is stands beside whether it is in its pod, and is written when that changes; after a restart too, where nothing else is known
+// yet.
+func TestWriterHealth(t *testing.T) {
+	claim := newClaim("c", with("net", "a"))
+	f := newWriterFixture(t, newFakeAPI(claim), "a")
+	faults, err := tables.NewHealthTable(f.db)
+	require.NoError(t, err)
+	f.writer.Faults = faults
+	set := func(row *tables.DeviceHealth) {
+		txn := f.db.WriteTxn(faults)
+		defer txn.Commit()
+		if len(row.Faults) > 0 {
+			_, _, err := faults.Insert(txn, row)
+			require.NoError(t, err)
+		} else {
+			_, _, err := faults.Delete(txn, row)
+			require.NoError(t, err)
+		}
+	}
+	says := func() (said string) {
+		for _, c := range f.api.devices("c")[0].Conditions {
+			said += fmt.Sprintf("%s %s %s %s; ", c.Type, c.Status, c.Reason, c.Message)
+		}
+		return said
+	}
+	eventually := func(want string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return says() == want }, waitFor, tick, "%s", want)
+	}
+	stop := f.run()
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	f.attach("a")
+	eventually("Ready True Attached interface net1 is in the pod; Healthy True Healthy ; ")
+	set(&tables.DeviceHealth{Device: "other", Faults: []tables.DeviceFault{{Fault: types.Fault{Cause: types.CauseNoCarrier}}}})
+	set(&tables.DeviceHealth{Device: "a", Faults: []tables.DeviceFault{
+		{Fault: types.Fault{Cause: types.CausePFDown, Message: "down"}}, {Fault: types.Fault{Cause: types.CauseSlowLink, Message: "slow"}},
+	}})
+	eventually("Ready True Attached interface net1 is in the pod; Healthy False PFDown down; slow; ")
+	stop()
+
+	// The rows that are restored do not know yet what is in the pod; and the fault is over.
+	set(&tables.DeviceHealth{Device: "a"})
+	restored := f.row("a").With(func(r *tables.DRAAllocation) { r.Attachment = nil })
+	f.insert(restored)
+	f.newWriter()
+	f.writer.Faults = faults
+	f.writer.Observe(f.api.claims["default/c"].DeepCopy(), []*tables.DRAAllocation{restored})
+	f.run()
+	eventually("Ready True Attached interface net1 is in the pod; Healthy True Healthy ; ")
 }
 
 // A claim that is gone, or that was made anew under its name, is not written.

@@ -58,6 +58,9 @@ type Params struct {
 	DB             *statedb.DB
 	Devices        statedb.Table[*tables.DRADevice]
 	Allocations    statedb.Table[*tables.DRAAllocation]
+	// Faults are devices that are not healthy, and Health looks for them. Both may be nil.
+	Faults statedb.Table[*tables.DeviceHealth]
+	Health Health
 	// Metrics may be nil.
 	Metrics *Metrics
 }
@@ -68,6 +71,7 @@ type Driver struct {
 	config    Config
 	prompt    kubernetes.Interface
 	claims    Claims
+	reporter  *reporter
 	metadata  Metadata
 	runtime   Runtime
 	state     *tracker
@@ -79,16 +83,22 @@ type Driver struct {
 // New returns a driver that does nothing before [Driver.Run].
 func New(p Params) *Driver {
 	state := newTracker()
+	taintless := make(chan struct{})
 	writer := &sliceWriter{
 		log: p.Logger, client: p.Client, driver: p.Config.DriverName, node: p.Config.NodeName,
 		state: state, metrics: p.Metrics,
+		taintless: sync.OnceFunc(func() {
+			p.Logger.Warn("The API server keeps no taints of devices (feature gate " + featureTaints +
+				"): devices that cannot serve are withdrawn, others with a fault stay as they are")
+			close(taintless)
+		}),
 		failing: map[string]error{}, dropped: map[string]error{},
 	}
 	return &Driver{
-		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, metadata: p.Metadata, runtime: p.Runtime, state: state, metrics: p.Metrics,
+		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, reporter: newReporter(p), metadata: p.Metadata, runtime: p.Runtime, state: state, metrics: p.Metrics,
 		writer: writer,
 		publisher: &publisher{
-			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations,
+			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations, faults: p.Faults, taintless: taintless,
 			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.NodeName),
 			state: state, metrics: p.Metrics, write: writer.write,
 			changed: make(chan struct{}),

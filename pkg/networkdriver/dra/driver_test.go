@@ -190,7 +190,7 @@ func TestClaimsInParallel(t *testing.T) {
 		}
 		<-release
 		return claims.Result{}, nil
-	}}, noMetadata{}, fakeRuntime{})
+	}}, nil, noMetadata{}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 3 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -226,7 +226,7 @@ func TestAwaitingTakesNoSlot(t *testing.T) {
 	p := newKubeletPlugin(nil, "", fakeClaims{
 		await:     func(context.Context, *resourceapi.ResourceClaim) { waiting.Add(1); <-freed },
 		unprepare: func(context.Context, kubetypes.UID) error { close(freed); return nil },
-	}, noMetadata{}, fakeRuntime{})
+	}, nil, noMetadata{}, fakeRuntime{})
 	var cs []*resourceapi.ResourceClaim
 	for i := range 2 * maxClaims {
 		cs = append(cs, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: kubetypes.UID(fmt.Sprint(i))}})
@@ -250,7 +250,7 @@ func TestPrepareNeedsTheRuntime(t *testing.T) {
 		p := newKubeletPlugin(nil, "", fakeClaims{prepare: func(context.Context, *resourceapi.ResourceClaim) (claims.Result, error) {
 			t.Error("prepared without the runtime")
 			return claims.Result{}, nil
-		}}, noMetadata{}, fakeRuntime{away: reason})
+		}}, nil, noMetadata{}, fakeRuntime{away: reason})
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "uid"}}
 		start := time.Now()
 		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
@@ -278,7 +278,7 @@ func TestUnpreparedAllOrNone(t *testing.T) {
 			return nil
 		},
 		answered: func(claims []kubetypes.UID) { answered = append(answered, claims...) },
-	}, noMetadata{}, fakeRuntime{})
+	}, nil, noMetadata{}, fakeRuntime{})
 	both := []kubeletplugin.NamespacedObject{{UID: "a"}, {UID: "b"}}
 	answer := func() {
 		errs, err := p.UnprepareResourceClaims(ctx, both)
@@ -328,7 +328,7 @@ func TestPrepareNeedsTheMetadata(t *testing.T) {
 			return errors.New("no space left on device")
 		}
 		return nil
-	}}, unwritten{claims: map[string]string{"full": "no space left on device"}}, fakeRuntime{})
+	}}, nil, unwritten{claims: map[string]string{"full": "no space left on device"}}, fakeRuntime{})
 	answer := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 	var cs []*drapb.Claim
 	for _, name := range []string{"good", "full", "late", "bad", "unasked"} {

@@ -130,6 +130,7 @@ type fixture struct {
 	db          *statedb.DB
 	inventory   *inventory.Inventory
 	allocations statedb.RWTable[*tables.DRAAllocation]
+	faults      statedb.RWTable[*tables.DeviceHealth]
 
 	cancel context.CancelFunc
 	done   chan error
@@ -146,6 +147,8 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 	require.NoError(t, err)
 	f.allocations, err = tables.NewAllocationTable(f.db)
 	require.NoError(t, err)
+	f.faults, err = tables.NewHealthTable(f.db)
+	require.NoError(t, err)
 	reports, err := inventory.NewReportTable(f.db)
 	require.NoError(t, err)
 	log := slog.New(slog.NewTextHandler(f.log, nil))
@@ -161,7 +164,7 @@ func newFixture(t testing.TB, claims Claims, change func(*Config)) *fixture {
 	}
 	f.Driver = New(Params{
 		Logger: log, Config: config, Client: f.client, Prompt: f.client, Claims: claims, Metadata: noMetadata{}, Runtime: fakeRuntime{},
-		DB: f.db, Devices: devices, Allocations: f.allocations, Metrics: NewMetrics(),
+		DB: f.db, Devices: devices, Allocations: f.allocations, Faults: f.faults, Metrics: NewMetrics(),
 	})
 	return f
 }

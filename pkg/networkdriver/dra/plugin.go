@@ -5,6 +5,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -63,6 +64,7 @@ type kubeletPlugin struct {
 	log      *slog.Logger
 	driver   string
 	claims   Claims
+	reporter *reporter
 	metadata Metadata
 	runtime  Runtime
 	// slots has room for the claims that are worked on.
@@ -73,9 +75,9 @@ type kubeletPlugin struct {
 
 var _ kubeletplugin.DRAPlugin = &kubeletPlugin{}
 
-func newKubeletPlugin(log *slog.Logger, driver string, claims Claims, metadata Metadata, runtime Runtime) *kubeletPlugin {
+func newKubeletPlugin(log *slog.Logger, driver string, claims Claims, reporter *reporter, metadata Metadata, runtime Runtime) *kubeletPlugin {
 	return &kubeletPlugin{
-		log: log, driver: driver, claims: claims, metadata: metadata, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1),
+		log: log, driver: driver, claims: claims, reporter: reporter, metadata: metadata, runtime: runtime, slots: make(chan struct{}, maxClaims), failed: make(chan error, 1),
 	}
 }
 
@@ -198,8 +200,12 @@ func each[C, R any](ctx context.Context, slots chan struct{}, cs []C, uid func(C
 }
 
 // HandleError implements [kubeletplugin.DRAPlugin]. It hears of gRPC servers that ended by themselves, which is mended
-// by new ones; publication has its own handler.
+// by new ones, and of reports of health that do not come; publication has its own handler.
 func (p *kubeletPlugin) HandleError(_ context.Context, err error, msg string) {
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		p.log.Warn("Kubelet does not hear how devices are", slog.String("error", fmt.Sprintf("%s: %v", msg, err)))
+		return
+	}
 	p.log.Error("Kubelet plugin server failed", slog.String("error", fmt.Sprintf("%s: %v", msg, err)))
 	select {
 	case p.failed <- fmt.Errorf("%s: %w", msg, err):
@@ -207,7 +213,11 @@ func (p *kubeletPlugin) HandleError(_ context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus implements [kubeletplugin.DRAPlugin]. A device that cannot serve is withdrawn instead.
-func (p *kubeletPlugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
+// WatchHealthStatus implements [kubeletplugin.DRAPlugin].
+func (p *kubeletPlugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	if p.reporter == nil {
+		return kubeletplugin.ErrHealthNotSupported
+	}
+	p.reporter.run(ctx, reports)
+	return nil
 }

@@ -6,17 +6,21 @@ package dra
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cilium/statedb"
 	"golang.org/x/time/rate"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/logonce"
+	"github.com/cilium/networkdriver/pkg/networkdriver/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
@@ -28,6 +32,8 @@ const (
 	publishInterval = time.Second
 	// publishBurst is how many publications may come at once.
 	publishBurst = 5
+	// faultInterval is the least time between two publications of what faults devices have.
+	faultInterval = 2 * time.Second
 )
 
 // publisher turns inventory, allocations and pool configuration into ResourceSlices, again whenever one of them
@@ -38,15 +44,22 @@ type publisher struct {
 	devices     statedb.Table[*tables.DRADevice]
 	allocations statedb.Table[*tables.DRAAllocation]
 	node        string
-	describer   *pools.Describer
-	state       *tracker
-	metrics     *Metrics
+	// faults is nil where nobody looks for any.
+	faults    statedb.Table[*tables.DeviceHealth]
+	describer *pools.Describer
+	state     *tracker
+	metrics   *Metrics
 	// write publishes resources, which the publisher does not change afterwards.
 	write func(context.Context, *resourceslice.DriverResources) error
 
 	// conflicts and omissions are those that were logged.
 	conflicts logonce.Problems[string]
 	omissions logonce.Problems[pools.Omission]
+	// shown are the faults that were published last, and shownAt is when they were others before.
+	shown   map[string]*tables.DeviceHealth
+	shownAt time.Time
+	// taintless is closed when the API server has been found to keep no taints.
+	taintless chan struct{}
 
 	mu         sync.Mutex // guards the fields below
 	configured bool
@@ -103,7 +116,12 @@ func (p *publisher) waitForInput(ctx context.Context) error {
 	txn := p.db.ReadTxn()
 	_, devices := p.devices.Initialized(txn)
 	_, allocations := p.allocations.Initialized(txn)
-	for _, initialized := range []<-chan struct{}{devices, allocations} {
+	inputs := []<-chan struct{}{devices, allocations}
+	if p.faults != nil {
+		_, faults := p.faults.Initialized(txn)
+		inputs = append(inputs, faults)
+	}
+	for _, initialized := range inputs {
 		select {
 		case <-initialized:
 		case <-ctx.Done():
@@ -132,7 +150,19 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 	watch.Add(devicesChanged, allocationsChanged, configsChanged)
 
 	assignment, conflicts := pools.Assign(statedb.ToSeq(devices), statedb.ToSeq(allocations), configs)
-	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs))
+	faults := p.faultsToShow(txn, watch)
+	var taints func(pool, device string) []resourceapi.DeviceTaint
+	select {
+	case <-p.taintless:
+		withdraw(assignment, faults)
+	default:
+		watch.Add(p.taintless)
+		effects := pools.FaultEffectsOf(configs)
+		taints = func(pool, device string) []resourceapi.DeviceTaint {
+			return health.Taints(faults[device], effects[pool])
+		}
+	}
+	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs), taints)
 	publication := &Publication{Pools: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
 	for name, devs := range assignment {
 		if _, ok := resources.Pools[pools.Name(p.node, name)]; ok {
@@ -140,6 +170,42 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 		}
 	}
 	return resources, publication
+}
+
+// faultsToShow returns the faults by the names of their devices. What has changed less than a [faultInterval] after the last change has to
+// wait.
+func (p *publisher) faultsToShow(txn statedb.ReadTxn, watch *statedb.WatchSet) map[string]*tables.DeviceHealth {
+	if p.faults == nil {
+		return nil
+	}
+	rows, changed := p.faults.AllWatch(txn)
+	now := map[string]*tables.DeviceHealth{}
+	for row := range rows {
+		now[row.Device] = row
+	}
+	if maps.Equal(now, p.shown) {
+		watch.Add(changed)
+		return p.shown
+	}
+	if wait := faultInterval - time.Since(p.shownAt); wait > 0 {
+		due := make(chan struct{})
+		time.AfterFunc(wait, func() { close(due) })
+		watch.Add(due)
+		return p.shown
+	}
+	watch.Add(changed)
+	p.shown, p.shownAt = now, time.Now()
+	return now
+}
+
+// withdraw takes devices that cannot serve out of the assignment.
+func withdraw(assignment pools.Assignment, faults map[string]*tables.DeviceHealth) {
+	for pool, devices := range assignment {
+		devices = slices.DeleteFunc(devices, func(d *tables.DRADevice) bool { return health.CannotServe(faults[d.Name]) })
+		if assignment[pool] = devices; len(devices) == 0 {
+			delete(assignment, pool)
+		}
+	}
 }
 
 // note makes the publication visible, in the state, the metrics and the log, where it is another than before.

@@ -72,7 +72,7 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 	}
 	s := &server{
 		log:      d.log,
-		plugin:   newKubeletPlugin(d.log, d.config.DriverName, d.claims, d.metadata, d.runtime),
+		plugin:   newKubeletPlugin(d.log, d.config.DriverName, d.claims, d.reporter, d.metadata, d.runtime),
 		statuses: make(chan *registerapi.RegistrationStatus, 16),
 		sockets:  map[string]os.FileInfo{},
 	}
@@ -85,7 +85,7 @@ func (d *Driver) startServer(ctx context.Context) (*server, error) {
 		kubeletplugin.PluginDataDirectoryPath(filepath.Dir(plugin)),
 		kubeletplugin.GRPCInterceptor(s.intercept),
 		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
+		kubeletplugin.HealthService(d.reporter != nil),
 		kubeletplugin.NodeV1beta1(false), // every kubelet of a supported release calls v1, whose answers are completed here
 	)...)
 	if err != nil {

@@ -34,6 +34,9 @@ const (
 	// back, or an apiserver that is up again, shows without a restart.
 	minWriteBackoff = 100 * time.Millisecond
 	maxWriteBackoff = 30 * time.Second
+
+	// featureTaints is the feature gate of taints, as [resourceslice.DroppedFieldsError] calls it.
+	featureTaints = "DRADeviceTaints"
 )
 
 // sliceWriter keeps the node's ResourceSlices at the apiserver as they should be, by way of the controller of the DRA
@@ -46,6 +49,8 @@ type sliceWriter struct {
 	node    string
 	state   *tracker
 	metrics *Metrics
+	// taintless is called once when the apiserver is found to keep no taints.
+	taintless func()
 
 	controller *resourceslice.Controller
 
@@ -162,6 +167,10 @@ func (w *sliceWriter) handleError(_ context.Context, err error, msg string) {
 	defer w.mu.Unlock()
 	var dropped *resourceslice.DroppedFieldsError
 	if errors.As(err, &dropped) {
+		if slices.Equal(dropped.DisabledFeatures(), []string{featureTaints}) {
+			w.taintless()
+			return
+		}
 		w.dropped[dropped.PoolName] = err
 		w.metrics.synced(problemOf(err))
 		return

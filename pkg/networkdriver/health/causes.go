@@ -40,8 +40,8 @@ type rule struct {
 
 var rules = map[types.Cause]rule{
 	types.CauseQuarantined:  {"", 0, true, false},
-	types.CauseLinkMissing:  {"link-missing", 0, true, true},
-	types.CauseDriverGone:   {"driver-gone", 0, true, true},
+	types.CauseLinkMissing:  {"link-missing", flap, true, true},
+	types.CauseDriverGone:   {"driver-gone", flap, true, true},
 	types.CausePFDown:       {"pf-down", flap, false, true},
 	types.CauseNoCarrier:    {"no-carrier", flap, false, true},
 	types.CauseDuplicateMAC: {"duplicate-mac", flap, true, false},

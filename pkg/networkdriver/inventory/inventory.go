@@ -88,7 +88,8 @@ func (i *Inventory) Expect(managers ...types.DeviceManagerType) {
 }
 
 // Publish makes the snapshot the complete inventory of the manager: its rows are written where they changed, and
-// removed where the snapshot no longer has the device. Rows of other managers and the allocations are left alone.
+// removed where the snapshot no longer has the device, unless that is left out for a fault. Rows of other managers and the allocations
+// are left alone.
 func (i *Inventory) Publish(manager types.DeviceManagerType, s types.Snapshot) {
 	txn := i.db.WriteTxn(i.devices, i.reports)
 	defer txn.Abort()
@@ -159,9 +160,14 @@ func (i *Inventory) apply(txn statedb.WriteTxn, manager types.DeviceManagerType)
 		i.write(txn, row, &tables.DRADevice{Name: name, Manager: manager, Dev: dev})
 	}
 
+	// A device with a fault stays as it was seen last: it is for the publication to say that it cannot be used.
+	faulty := map[string]bool{}
+	for _, skipped := range s.Skipped {
+		faulty[skipped.Device] = skipped.Cause != ""
+	}
 	var gone []*tables.DRADevice
 	for row := range i.devices.List(txn, tables.DevicesByManager(manager)) {
-		if s.byName[row.Name] == nil {
+		if s.byName[row.Name] == nil && !faulty[row.Name] {
 			gone = append(gone, row)
 		}
 	}
@@ -246,6 +252,9 @@ func (i *Inventory) merge(names map[string]struct{}) {
 			continue
 		}
 		dev := i.managers[row.Manager].byName[name]
+		if dev == nil {
+			continue // it has a fault, and stays as it was seen last
+		}
 		prepared := false
 		for allocation := range i.allocations.List(txn, tables.AllocationsByDevice(name)) {
 			if allocation.Manager == row.Manager {

@@ -113,6 +113,23 @@ func TestPublishWritesOnlyChanges(t *testing.T) {
 	assert.Equal(t, "dummy renamed", f.rows()["dummy1"])
 }
 
+// A device that the manager leaves out for a fault stays as it was, once it was there; one that is left out on purpose does not.
+func TestFaultyStays(t *testing.T) {
+	f := newFixture(t)
+	f.Publish(sriov, snap(dev("a", "eth0"), dev("b", "eth1")))
+	lost := types.Skipped{Device: "a", Reason: "no driver", Cause: types.CauseDriverGone, Of: types.OfVF}
+	never := types.Skipped{Device: "c", Reason: "no driver", Cause: types.CauseDriverGone, Of: types.OfVF}
+	f.Publish(sriov, types.Snapshot{Skipped: []types.Skipped{lost, never, {Device: "b", Reason: "the node's own"}}})
+	require.Equal(t, map[string]string{"a": "sr-iov eth0"}, f.rows())
+	f.merge(map[string]struct{}{"a": {}})
+	require.Equal(t, map[string]string{"a": "sr-iov eth0"}, f.rows(), "also when its allocation changes")
+	f.Publish(sriov, snap(dev("a", "eth2")))
+	require.Equal(t, map[string]string{"a": "sr-iov eth2"}, f.rows())
+	f.Publish(sriov, types.Snapshot{Skipped: []types.Skipped{lost}})
+	f.Withdraw(sriov)
+	require.Empty(t, f.rows())
+}
+
 func TestNames(t *testing.T) {
 	f := newFixture(t)
 	long := strings.Repeat("x", 64)

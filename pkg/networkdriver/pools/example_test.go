@@ -29,7 +29,7 @@ func Example() {
 	}
 
 	assignment, conflicts := pools.Assign(slices.Values(inventory), slices.Values(allocations), configs)
-	resources, omissions := pools.NewDescriber("node1").Slices(assignment, nil)
+	resources, omissions := pools.NewDescriber("node1").Slices(assignment, nil, nil)
 	for _, pool := range slices.Sorted(maps.Keys(resources.Pools)) {
 		fmt.Println(pool)
 		for _, slice := range resources.Pools[pool].Slices {

@@ -151,7 +151,7 @@ func TestSlicesSplit(t *testing.T) {
 	for i := range 300 {
 		devs = append(devs, dummy(fmt.Sprintf("dummy%03d", i)))
 	}
-	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(devs...)}, nil)
+	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(devs...)}, nil, nil)
 	assert.Empty(t, omissions)
 	require.Len(t, resources.Pools, 1)
 	got := resources.Pools["worker-node-1/fast-net"].Slices
@@ -167,7 +167,7 @@ func TestSlicesSplit(t *testing.T) {
 		"deviceManager": {StringValue: ptr.To("dummy")},
 	}, got[0].Devices[0].Attributes)
 
-	resources, _ = NewDescriber(testNode).Slices(Assignment{}, nil)
+	resources, _ = NewDescriber(testNode).Slices(Assignment{}, nil, nil)
 	assert.Empty(t, resources.Pools, "a pool without devices is not published")
 }
 
@@ -193,7 +193,7 @@ func TestSlicesAttributes(t *testing.T) {
 	for _, tt := range tests {
 		bad.Attributes[tt.name] = tt.value
 	}
-	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(bad, good)}, nil)
+	resources, omissions := NewDescriber(testNode).Slices(Assignment{"fast-net": rows(bad, good)}, nil, nil)
 	reasons := map[resourceapi.QualifiedName]string{}
 	for _, o := range omissions {
 		assert.Equal(t, "dummy0", o.Device)
@@ -226,7 +226,7 @@ func TestSlicesPoolAttributes(t *testing.T) {
 	assignment := Assignment{"rail3": rows(vf), "plain": rows(other)}
 	d := NewDescriber(testNode)
 	published := func(own map[string]Attributes, pool string) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-		resources, omissions := d.Slices(assignment, own)
+		resources, omissions := d.Slices(assignment, own, nil)
 		assert.Empty(t, omissions)
 		return resources.Pools[Name(testNode, pool)].Slices[0].Devices[0].Attributes
 	}
@@ -252,7 +252,7 @@ func TestSlicesPoolAttributes(t *testing.T) {
 func TestSlicesFollowTheRow(t *testing.T) {
 	d := NewDescriber(testNode)
 	attr := func(a Assignment, pool string, name resourceapi.QualifiedName) resourceapi.DeviceAttribute {
-		resources, _ := d.Slices(a, nil)
+		resources, _ := d.Slices(a, nil, nil)
 		return resources.Pools[Name(testNode, pool)].Slices[0].Devices[0].Attributes[name]
 	}
 	dev := dummy("dummy0")
@@ -277,13 +277,13 @@ func TestSlicesBadPool(t *testing.T) {
 		resources, omissions := NewDescriber(testNode).Slices(Assignment{
 			pool:       rows(dummy("dummy0")),
 			"fast-net": rows(dummy("dummy1")),
-		}, nil)
+		}, nil, nil)
 		require.Len(t, omissions, 1, pool)
 		assert.Contains(t, omissions[0].Reason, want)
 		assert.Empty(t, omissions[0].Device)
 		assert.Len(t, resources.Pools, 1, "a bad pool hides no other")
 	}
-	_, omissions := NewDescriber(strings.Repeat("n", 200)).Slices(Assignment{strings.Repeat("p", 60): rows(dummy("dummy0"))}, nil)
+	_, omissions := NewDescriber(strings.Repeat("n", 200)).Slices(Assignment{strings.Repeat("p", 60): rows(dummy("dummy0"))}, nil, nil)
 	require.Len(t, omissions, 1)
 	assert.Contains(t, omissions[0].Reason, "longer than 253")
 }
@@ -305,7 +305,7 @@ func BenchmarkBuild(b *testing.B) {
 	}
 	build := func(b *testing.B, d *Describer) {
 		assignment, _ := Assign(slices.Values(inventory), slices.Values(allocations), configs)
-		if resources, _ := d.Slices(assignment, nil); len(resources.Pools["worker-node-1/sriov-pool"].Slices) != 64 {
+		if resources, _ := d.Slices(assignment, nil, nil); len(resources.Pools["worker-node-1/sriov-pool"].Slices) != 64 {
 			b.Fatal("not built")
 		}
 	}

@@ -46,6 +46,15 @@ func AttributesOf(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) map[st
 	return attributes
 }
 
+// FaultEffectsOf returns the effect of each pool's taints.
+func FaultEffectsOf(configs []v2alpha1.CiliumNetworkDriverDevicePoolConfig) map[string]string {
+	effects := make(map[string]string, len(configs))
+	for _, c := range configs {
+		effects[c.PoolName] = c.FaultEffect
+	}
+	return effects
+}
+
 // Name is the name of a node's pool in ResourceSlices. The scheduler tells devices apart by driver, pool and device,
 // and identical servers have devices of identical names: the node makes the three unique in the cluster.
 func Name(node, pool string) string { return node + "/" + pool }
@@ -78,6 +87,7 @@ type Describer struct {
 type description struct {
 	pool      string
 	own       Attributes
+	taints    []resourceapi.DeviceTaint
 	device    resourceapi.Device
 	omissions []Omission
 }
@@ -85,12 +95,13 @@ type description struct {
 // NewDescriber returns a describer for the driver's pools on the node.
 func NewDescriber(node string) *Describer { return &Describer{node: node} }
 
-// Slices describes the assigned devices, with the attributes that their pools give them. Each pool is split into slices of at
+// Slices describes the assigned devices, with the attributes that their pools give them, and the taints, nil for none, that they have in
+// their pool. Each pool is split into slices of at
 // most 64 devices, in the order of their names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
 // no slice. The result shares memory with later ones and must not be changed.
 //
 // The API server refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
-func (d *Describer) Slices(assignment Assignment, own map[string]Attributes) (resourceslice.DriverResources, []Omission) {
+func (d *Describer) Slices(assignment Assignment, own map[string]Attributes, taints func(pool, device string) []resourceapi.DeviceTaint) (resourceslice.DriverResources, []Omission) {
 	resources := resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool, len(assignment))}
 	known := make(map[*tables.DRADevice]description, len(d.known))
 	var omissions []Omission
@@ -101,10 +112,14 @@ func (d *Describer) Slices(assignment Assignment, own map[string]Attributes) (re
 		}
 		devices := make([]resourceapi.Device, 0, len(rows))
 		for _, row := range rows {
+			var tainted []resourceapi.DeviceTaint
+			if taints != nil {
+				tainted = taints(pool, row.Name)
+			}
 			described, ok := d.known[row]
-			if !ok || described.pool != pool || !maps.Equal(described.own, own[pool]) {
+			if !ok || described.pool != pool || !maps.Equal(described.own, own[pool]) || !slices.Equal(described.taints, tainted) {
 				attrs, omitted := attributes(pool, own[pool], row)
-				described = description{pool, own[pool], resourceapi.Device{Name: row.Name, Attributes: attrs}, omitted}
+				described = description{pool, own[pool], tainted, resourceapi.Device{Name: row.Name, Attributes: attrs, Taints: slices.Clone(tainted)}, omitted}
 			}
 			known[row] = described
 			devices = append(devices, described.device)
