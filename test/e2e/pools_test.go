@@ -62,7 +62,7 @@ func deviceOf(e *T, node string, vf int) resourceapi.Device {
 	return resourceapi.Device{}
 }
 
-// TestDriverOfVF: a VF without driver serves no one and is withdrawn; bound to vfio-pci it is offered without an
+// TestDriverOfVF: a VF without driver serves no one and is tainted, or withdrawn where the API server keeps no taints; bound to vfio-pci it is offered without an
 // interface and can be put in a VLAN; with its own driver again it is what it was.
 func TestDriverOfVF(t *testing.T) {
 	e := startSRIOV(t)
@@ -80,8 +80,13 @@ func TestDriverOfVF(t *testing.T) {
 	})
 
 	e.bindVF(n, pciAddr(device), "")
-	e.withdrawn(e.node.Name(), device, "no driver is bound")
-	e.waitDevices(e.node.Name(), "kernel", vfCount-1)
+	e.eventually("a taint of "+device, func() string {
+		d, offered := devices(e.slices(e.node.Name()))[device]
+		if offered && !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == "networkdriver.cilium.io/driver-gone" }) {
+			return fmt.Sprintf("it has %+v", d.Taints)
+		}
+		return ""
+	})
 
 	e.bindVF(n, pciAddr(device), "vfio-pci")
 	e.offered(e.node.Name(), device, func(d resourceapi.Device) bool {
