@@ -103,14 +103,20 @@ func (s *NetworkSubnet) Addresses() (*netipx.IPSet, error) {
 
 // CountAddresses returns the number of addresses in a set, at most MaxInt64.
 func CountAddresses(set *netipx.IPSet) int64 {
-	count := new(big.Int)
-	for _, r := range set.Ranges() {
-		count.Add(count, SizeOfRange(r))
-	}
+	count := SizeOfSet(set)
 	if !count.IsInt64() {
 		return math.MaxInt64
 	}
 	return count.Int64()
+}
+
+// SizeOfSet returns the number of addresses in a set.
+func SizeOfSet(set *netipx.IPSet) *big.Int {
+	count := new(big.Int)
+	for _, r := range set.Ranges() {
+		count.Add(count, SizeOfRange(r))
+	}
+	return count
 }
 
 // SizeOfRange returns the number of addresses in a range.

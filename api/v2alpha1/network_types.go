@@ -15,7 +15,7 @@ import (
 // +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`,description="VLAN of the network, 0 for none"
 // +kubebuilder:printcolumn:name="MTU",type=integer,JSONPath=`.spec.mtu`,description="MTU of its interfaces, empty for that of the device"
 // +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.usedAddresses`,description="Addresses that devices have"
-// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.freeAddresses`,description="Addresses that are left"
+// +kubebuilder:printcolumn:name="Free",type=string,JSONPath=`.status.free`,description="Addresses that are left, of each family"
 // +kubebuilder:printcolumn:name="Reserved",type=integer,JSONPath=`.status.reservedAddresses`,description="Addresses that are kept for pods",priority=1
 // +kubebuilder:printcolumn:name="Claims",type=integer,JSONPath=`.status.claims`,description="Claims that have an address"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,description="Why claims cannot join",priority=1
@@ -410,7 +410,14 @@ type CiliumNetworkDriverNetworkStatus struct {
 	// +optional
 	ReservedAddresses int64 `json:"reservedAddresses,omitempty"`
 
-	// freeAddresses is the number of addresses that are left.
+	// free is the number of addresses that are left of each family, for people:
+	// from a million on as a power of two, such as "250 IPv4, 2^64 IPv6".
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Free string `json:"free,omitempty"`
+
+	// freeAddresses is the number of addresses that are left, at most 2^63-1.
 	//
 	// +optional
 	FreeAddresses int64 `json:"freeAddresses,omitempty"`

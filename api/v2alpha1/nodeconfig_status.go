@@ -91,6 +91,23 @@ type CiliumNetworkDriverNodeConfigStatus struct {
 	// +kubebuilder:validation:Enum=shared;exclusive
 	RDMAMode string `json:"rdmaMode,omitempty"`
 
+	// poolUse says how many devices of each pool are free and advertised, for
+	// people, such as "sriov-pool 4/7". Of many pools it has the first.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	PoolUse string `json:"poolUse,omitempty"`
+
+	// withoutCounters are the physical functions that tell no counters of
+	// their virtual functions while programs drive some of these, so that
+	// there are no metrics of their traffic.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=15
+	WithoutCounters []string `json:"withoutCounters,omitempty"`
+
 	// skippedDevices are devices that are deliberately not offered, with the
 	// reason. The list ends after 64 entries; the managers' counts do not.
 	//
@@ -145,6 +162,13 @@ type DevicePoolStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Allocated int32 `json:"allocated"`
+
+	// free is the number of the pool's advertised devices that are not
+	// prepared for a claim.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Free int32 `json:"free"`
 }
 
 // SkippedDevice is a device that is deliberately not offered.

@@ -16,6 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Degraded",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`,description="Whether a part of the configuration could not be applied"
 // +kubebuilder:printcolumn:name="Devices",type=integer,JSONPath=`.status.devices`,description="Devices advertised to the scheduler"
 // +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocatedDevices`,description="Devices prepared for a claim"
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.status.poolUse`,priority=1,description="Free and advertised devices of each pool"
 // +kubebuilder:printcolumn:name="Driver",type=string,JSONPath=`.status.driverName`,priority=1,description="DRA driver name in use"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].message`,priority=1,description="What could not be applied"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

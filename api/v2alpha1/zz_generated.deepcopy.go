@@ -597,6 +597,11 @@ func (in *CiliumNetworkDriverNodeConfigStatus) DeepCopyInto(out *CiliumNetworkDr
 		*out = make([]DevicePoolStatus, len(*in))
 		copy(*out, *in)
 	}
+	if in.WithoutCounters != nil {
+		in, out := &in.WithoutCounters, &out.WithoutCounters
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.SkippedDevices != nil {
 		in, out := &in.SkippedDevices, &out.SkippedDevices
 		*out = make([]SkippedDevice, len(*in))

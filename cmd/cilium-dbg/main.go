@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -159,6 +161,34 @@ func printDevices(w io.Writer, devices []debugapi.Device) error {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Device, d.Manager, dash(d.Pool), dash(d.Claim), dash(d.Pod),
 			dash(d.Interface), dash(vlan), dash(d.Network), dash(strings.Join(d.Addresses, ",")), health, state)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return printPools(w, devices)
+}
+
+// printPools says how many devices of each pool are left.
+func printPools(w io.Writer, devices []debugapi.Device) error {
+	free, prepared, pools := map[string]int{}, map[string]int{}, map[string]bool{}
+	for _, d := range devices {
+		switch {
+		case d.Pool == "":
+			continue
+		case d.Claim == "":
+			free[d.Pool]++
+		default:
+			prepared[d.Pool]++
+		}
+		pools[d.Pool] = true
+	}
+	if len(pools) == 0 {
+		return nil
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "\nPOOL\tPREPARED\tFREE")
+	for _, pool := range slices.Sorted(maps.Keys(pools)) {
+		fmt.Fprintf(table, "%s\t%d\t%d\n", pool, prepared[pool], free[pool])
 	}
 	return table.Flush()
 }

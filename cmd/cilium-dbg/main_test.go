@@ -50,12 +50,12 @@ func startAgent(t *testing.T, socket string) *health.Checks {
 	t.Helper()
 	var checks *health.Checks
 	h := hive.New(statedb.Cell, health.Cell, debugapi.Cell,
-		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, tables.NewHealthTable, inventory.NewReportTable),
+		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, tables.NewHealthTable, inventory.NewReportTable, tables.NewPoolTable),
 		cell.Invoke(func(c *health.Checks, db *statedb.DB, devices statedb.RWTable[*tables.DRADevice],
 			allocations statedb.RWTable[*tables.DRAAllocation], faults statedb.RWTable[*tables.DeviceHealth],
-			reports statedb.RWTable[*inventory.Report]) error {
+			reports statedb.RWTable[*inventory.Report], pools statedb.RWTable[*tables.Pool]) error {
 			checks = c
-			txn := db.WriteTxn(devices, allocations, faults, reports)
+			txn := db.WriteTxn(devices, allocations, faults, reports, pools)
 			defer txn.Commit()
 			vlan := 1001
 			var errs []error
@@ -91,6 +91,8 @@ func startAgent(t *testing.T, socket string) *health.Checks {
 			_, _, err := reports.Insert(txn, &inventory.Report{Manager: types.DeviceManagerTypeSRIOV, Devices: 3,
 				Skipped: []types.Skipped{{Device: "0000-03-00-3", Reason: "lost its driver", Cause: types.CauseDriverGone},
 					{Device: "0000-03-00-7", Reason: "has no driver"}}})
+			errs = append(errs, err)
+			_, _, err = pools.Insert(txn, &tables.Pool{Name: "sriov-pool", Devices: []string{"0000-03-00-1", "0000-03-00-3"}, Free: []string{"0000-03-00-3"}})
 			return errors.Join(append(errs, err)...)
 		}))
 	h.Viper().Set("socket-path", socket)
@@ -162,9 +164,12 @@ func TestAgainstAgent(t *testing.T) {
 	require.Equal(t, `DEVICE         MANAGER   POOL         CLAIM          POD             INTERFACE        VLAN   NETWORK   ADDRESSES                     HEALTH                   STATE
 0000-03-00-1   sr-iov    sriov-pool   default/net    default/app     sriov0           1001   -         -                             NoCarrier,DuplicateMAC   Attached
 0000-03-00-2   sr-iov    sriov-pool   default/old    default/gone    k-0000-03-00-2   1002   storage   192.0.2.7/24,2001:db8::7/64   Healthy                  Failed: the PF is busy
-0000-03-00-3   sr-iov    -            -              -               k-0000-03-00-3   -      -         -                             DriverGone               Free
+0000-03-00-3   sr-iov    sriov-pool   -              -               k-0000-03-00-3   -      -         -                             DriverGone               Free
 0000-03-00-7   sr-iov    -            -              -               -                -      -         -                             -                        NotOffered: has no driver
 0000-03-00-9   sr-iov    sriov-pool   default/lost   default/alone   -                -      -         -                             Healthy                  Missing
+
+POOL         PREPARED   FREE
+sriov-pool   3          1
 `, out)
 	out, err = dbg(t, "--socket-path", socket, "networkdriver", "-o", "json")
 	require.NoError(t, err)

@@ -17,8 +17,9 @@ import (
 type Device struct {
 	Device  string `json:"device"`
 	Manager string `json:"manager"`
-	// Pool, Claim and Pod are empty for a device that is not prepared.
-	Pool  string `json:"pool,omitempty"`
+	// Pool is the one that the device was allotted from or is offered in; empty for none.
+	Pool string `json:"pool,omitempty"`
+	// Claim and Pod are empty for a device that is not prepared.
 	Claim string `json:"claim,omitempty"`
 	Pod   string `json:"pod,omitempty"`
 	// Interface is the name in the pod while the device is attached, else the name on the host.
@@ -44,6 +45,12 @@ func Devices(db *statedb.DB) []Device {
 	inventoried := map[string]*tables.DRADevice{}
 	for row := range rows[*tables.DRADevice](db, txn, tables.DeviceTableName) {
 		inventoried[row.Name] = row
+	}
+	pools := map[string]string{}
+	for row := range rows[*tables.Pool](db, txn, tables.PoolTableName) {
+		for _, device := range row.Devices {
+			pools[device] = row.Name
+		}
 	}
 	for row := range rows[*tables.DRAAllocation](db, txn, tables.AllocationTableName) {
 		seen[row.DeviceName] = true
@@ -71,7 +78,7 @@ func Devices(db *statedb.DB) []Device {
 	for name, row := range inventoried {
 		if !seen[name] {
 			devices = append(devices, Device{
-				Device: name, Manager: row.Manager.String(), Interface: row.Dev.KernelIfName(), State: "Free",
+				Device: name, Manager: row.Manager.String(), Pool: pools[name], Interface: row.Dev.KernelIfName(), State: "Free",
 			})
 		}
 	}

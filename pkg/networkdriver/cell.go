@@ -39,6 +39,7 @@ var Cell = cell.Module(
 		tables.NewDeviceTable,
 		tables.NewAllocationTable, statedb.RWTable[*tables.DRAAllocation].ToTable,
 		inventory.NewReportTable,
+		tables.NewPoolTable,
 		journal.NewTable,
 		tables.NewHealthTable,
 	),
@@ -63,6 +64,7 @@ type Params struct {
 	Devices     statedb.RWTable[*tables.DRADevice]
 	Allocations statedb.Table[*tables.DRAAllocation]
 	Reports     statedb.RWTable[*inventory.Report]
+	Pools       statedb.RWTable[*tables.Pool]
 	Journal     statedb.RWTable[*journal.Entry]
 	Faults      statedb.RWTable[*tables.DeviceHealth]
 }

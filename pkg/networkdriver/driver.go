@@ -27,6 +27,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
+	"github.com/cilium/networkdriver/pkg/networkdriver/counters"
 	"github.com/cilium/networkdriver/pkg/networkdriver/dra"
 	"github.com/cilium/networkdriver/pkg/networkdriver/health"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
@@ -87,6 +88,8 @@ type driver struct {
 	networkMetrics *networks.Metrics
 	healthMetrics  *health.Metrics
 	metrics        *metrics
+	// silent are the PFs that tell no counters of VFs that programs drive.
+	silent *current[[]string]
 
 	// started is closed when there is a session.
 	started chan struct{}
@@ -138,6 +141,14 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
+	silent := newCurrent[[]string]()
+	traffic := counters.New(counters.Params{
+		Logger: p.Logger, DB: p.DB, Allocations: p.Allocations, Silent: silent.set, Now: time.Now,
+		Open: func() (counters.Kernel, error) { return counters.OpenHost(p.Logger) },
+	})
+	if err := p.Metrics.Register(traffic); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
 	boot := strings.TrimSpace(string(bootID))
 	book := journal.New(journal.Params{
 		Logger: p.Logger, DB: p.DB, Table: p.Journal, Dir: p.Config.JournalDir, BootID: boot, NodeName: p.Config.NodeName,
@@ -174,6 +185,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		networkMetrics: networkMetrics,
 		healthMetrics:  healthMetrics,
 		metrics:        metrics,
+		silent:         silent,
 		bootID:         boot,
 		inventory:      inventory.New(p.Logger, p.DB, p.Devices, p.Reports, p.Allocations),
 		mover:          mover,

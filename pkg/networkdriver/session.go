@@ -272,7 +272,8 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Examiners: examiners, Quarantine: s.quarantine, Events: d.events, Metrics: d.healthMetrics,
 	})
 	s.kubelet = dra.New(dra.Params{
-		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Client: d.Clientset, Prompt: d.Prompt, Claims: preparer, Metadata: s.metadata,
+		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Pools: d.Pools,
+		Client: d.Clientset, Prompt: d.Prompt, Claims: preparer, Metadata: s.metadata,
 		Runtime: s.runtime(), Metrics: d.draMetrics, Faults: d.Faults, Health: s.health,
 		Config: dra.Config{
 			DriverName: spec.DriverName, NodeName: d.Config.NodeName, KubeletRootDir: d.Config.KubeletRootDir,

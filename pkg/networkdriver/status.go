@@ -77,8 +77,12 @@ type view struct {
 	allocations []*tables.DRAAllocation
 	// pools are the configured pools' names.
 	pools []string
+	// withoutCounters are the PFs that tell no counters of VFs that programs drive.
+	withoutCounters []string
 	// advertised counts the devices that each pool advertises.
 	advertised map[string]int
+	// free counts those of them that are not prepared.
+	free map[string]int
 }
 
 // report updates the node config's status, and adds to the watch set what tells of something new to report.
@@ -115,15 +119,16 @@ func (d *driver) report(watch *statedb.WatchSet, health cell.Health) {
 		health.OK("Serving")
 		d.notReady.Store(nil)
 	}
-	if d.config == nil {
-		return
-	}
-	v.generation = d.config.Generation
 	if d.active != nil {
 		for _, p := range d.active.Pools {
 			v.pools = append(v.pools, p.PoolName)
 		}
 	}
+	d.metrics.inUse(v.allocations, v.poolStatus())
+	if d.config == nil {
+		return
+	}
+	v.generation = d.config.Generation
 	d.statuses.Update(d.config, v.status())
 }
 
@@ -176,6 +181,9 @@ func (d *driver) view(watch *statedb.WatchSet) view {
 	}
 	d.metrics.quarantined.Set(float64(len(reasons)))
 
+	var silentChanged <-chan struct{}
+	v.withoutCounters, silentChanged = d.silent.get()
+	watch.Add(silentChanged)
 	watch.Add(otherAgentChanged, aloneChanged, journalChanged)
 	watch.Add(allocationsChanged, reportsChanged, runtimeChanged, kubeletChanged, gateChanged)
 	if !restored {
@@ -213,7 +221,7 @@ func (v *view) addKubelet(k dra.State) {
 	if k.Publication == nil {
 		return
 	}
-	v.advertised = k.Publication.Pools
+	v.advertised, v.free = k.Publication.Pools, k.Publication.Free
 	for _, c := range k.Publication.Conflicts {
 		if c.Prepared {
 			v.degraded = append(v.degraded, problem{reasonPoolConflict,
@@ -257,9 +265,13 @@ func (v view) status() v2alpha1.CiliumNetworkDriverNodeConfigStatus {
 		degraded = append(degraded, problem{reasonGateFailed, err.Error()})
 	}
 	s.Pools = v.poolStatus()
+	var uses []string
 	for _, p := range s.Pools {
 		s.Devices += p.Devices
+		uses = append(uses, fmt.Sprintf("%s %d/%d", p.Name, p.Free, p.Devices))
 	}
+	s.PoolUse = truncate.UTF8(strings.Join(uses, ", "), maxPoolUse)
+	s.WithoutCounters = v.withoutCounters
 
 	ready := problem{reasonServing, fmt.Sprintf("%d devices are offered in %d pools", s.Devices, len(v.advertised))}
 	if len(v.notReady) > 0 {
@@ -287,6 +299,9 @@ func (v view) gateCondition() metav1.Condition {
 	}
 	return c
 }
+
+// maxPoolUse is the longest text that the API takes for the use of pools.
+const maxPoolUse = 1024
 
 // maxDeviceName is the longest name that the API takes for a skipped device.
 const maxDeviceName = 63
@@ -331,7 +346,7 @@ func (v view) poolStatus() []v2alpha1.DevicePoolStatus {
 		pool(name)
 	}
 	for name, n := range v.advertised {
-		pool(name).Devices = int32(n)
+		pool(name).Devices, pool(name).Free = int32(n), int32(v.free[name])
 	}
 	for _, a := range v.allocations {
 		pool(a.Pool).Allocated++

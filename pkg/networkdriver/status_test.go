@@ -29,7 +29,7 @@ func condition(t *testing.T, s v2alpha1.CiliumNetworkDriverNodeConfigStatus, nam
 
 func TestStatusServing(t *testing.T) {
 	v := view{
-		generation: 7, driverName: "d", rdmaMode: "exclusive", pools: []string{"a", "empty"}, advertised: map[string]int{"a": 3, "former": 1},
+		generation: 7, driverName: "d", rdmaMode: "exclusive", pools: []string{"a", "empty"}, advertised: map[string]int{"a": 3, "former": 1}, free: map[string]int{"a": 2},
 		reports: []*inventory.Report{{Manager: "dummy", Devices: 4, Skipped: []types.Skipped{
 			{Device: "dummy4", Reason: "first"}, {Device: "dummy4", Reason: "again"}, {Device: strings.Repeat("x", 80), Reason: "long"},
 		}}},
@@ -41,8 +41,9 @@ func TestStatusServing(t *testing.T) {
 	require.Equal(t, int32(4), s.Devices)
 	require.Equal(t, int32(1), s.AllocatedDevices)
 	require.Equal(t, []v2alpha1.DevicePoolStatus{
-		{Name: "a", Devices: 3}, {Name: "empty"}, {Name: "former", Devices: 1, Allocated: 1},
+		{Name: "a", Devices: 3, Free: 2}, {Name: "empty"}, {Name: "former", Devices: 1, Allocated: 1},
 	}, s.Pools)
+	require.Equal(t, "a 2/3, empty 0/0, former 0/1", s.PoolUse)
 	require.Equal(t, []v2alpha1.DeviceManagerStatus{{Manager: "dummy", Devices: 4, Skipped: 3}}, s.Managers)
 	require.Equal(t, []v2alpha1.SkippedDevice{
 		{Manager: "dummy", Device: "dummy4", Reason: "first"},

@@ -61,6 +61,8 @@ type Params struct {
 	// Faults are devices that are not healthy, and Health looks for them. Both may be nil.
 	Faults statedb.Table[*tables.DeviceHealth]
 	Health Health
+	// Pools is filled with what is offered; it may be nil.
+	Pools statedb.RWTable[*tables.Pool]
 	// Metrics may be nil.
 	Metrics *Metrics
 }
@@ -98,7 +100,7 @@ func New(p Params) *Driver {
 		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, reporter: newReporter(p), metadata: p.Metadata, runtime: p.Runtime, state: state, metrics: p.Metrics,
 		writer: writer,
 		publisher: &publisher{
-			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations, faults: p.Faults, taintless: taintless,
+			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations, faults: p.Faults, taintless: taintless, table: p.Pools,
 			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.NodeName),
 			state: state, metrics: p.Metrics, write: writer.write,
 			changed: make(chan struct{}),

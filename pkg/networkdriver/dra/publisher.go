@@ -5,6 +5,7 @@ package dra
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -43,6 +44,7 @@ type publisher struct {
 	db          *statedb.DB
 	devices     statedb.Table[*tables.DRADevice]
 	allocations statedb.Table[*tables.DRAAllocation]
+	table       statedb.RWTable[*tables.Pool] // may be nil
 	node        string
 	// faults is nil where nobody looks for any.
 	faults    statedb.Table[*tables.DeviceHealth]
@@ -93,8 +95,11 @@ func (p *publisher) run(ctx context.Context) error {
 	var last *resourceslice.DriverResources
 	for {
 		watch.Clear()
-		resources, publication := p.build(watch)
+		resources, publication, offered := p.build(watch)
 		p.note(publication)
+		if err := p.offer(offered); err != nil {
+			return err
+		}
 		if last == nil || !reflect.DeepEqual(*last, resources) {
 			crashpoint.Here(crashpoint.PublishBefore)
 			if err := p.write(ctx, &resources); err != nil {
@@ -142,7 +147,7 @@ func (p *publisher) waitForInput(ctx context.Context) error {
 }
 
 // build describes the present situation, and adds to the watch set what tells of another.
-func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResources, *Publication) {
+func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResources, *Publication, []*tables.Pool) {
 	txn := p.db.ReadTxn()
 	devices, devicesChanged := p.devices.AllWatch(txn)
 	allocations, allocationsChanged := p.allocations.AllWatch(txn)
@@ -163,13 +168,51 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 		}
 	}
 	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs), taints)
-	publication := &Publication{Pools: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
+	publication := &Publication{Pools: map[string]int{}, Free: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
+	var offered []*tables.Pool
 	for name, devs := range assignment {
-		if _, ok := resources.Pools[pools.Name(p.node, name)]; ok {
-			publication.Pools[name] = len(devs)
+		if _, ok := resources.Pools[pools.Name(p.node, name)]; !ok {
+			continue
+		}
+		pool := &tables.Pool{Name: name}
+		for _, dev := range devs {
+			pool.Devices = append(pool.Devices, dev.Name)
+			if _, _, prepared := p.allocations.Get(txn, tables.AllocationsByDevice(dev.Name)); !prepared {
+				pool.Free = append(pool.Free, dev.Name)
+			}
+		}
+		slices.Sort(pool.Devices)
+		slices.Sort(pool.Free)
+		offered = append(offered, pool)
+		publication.Pools[name], publication.Free[name] = len(pool.Devices), len(pool.Free)
+	}
+	return resources, publication, offered
+}
+
+// offer makes the table of pools say what is offered.
+func (p *publisher) offer(offered []*tables.Pool) error {
+	if p.table == nil {
+		return nil
+	}
+	txn := p.db.WriteTxn(p.table)
+	defer txn.Abort()
+	for row := range p.table.All(txn) {
+		if !slices.ContainsFunc(offered, func(pool *tables.Pool) bool { return pool.Name == row.Name }) {
+			if _, _, err := p.table.Delete(txn, row); err != nil {
+				return fmt.Errorf("row of pool %s: %w", row.Name, err)
+			}
 		}
 	}
-	return resources, publication
+	for _, pool := range offered {
+		if row, _, found := p.table.Get(txn, tables.PoolByName(pool.Name)); found && row.Equal(pool) {
+			continue
+		}
+		if _, _, err := p.table.Insert(txn, pool); err != nil {
+			return fmt.Errorf("row of pool %s: %w", pool.Name, err)
+		}
+	}
+	txn.Commit()
+	return nil
 }
 
 // faultsToShow returns the faults by the names of their devices. What has changed less than a [faultInterval] after the last change has to

@@ -34,6 +34,8 @@ type State struct {
 type Publication struct {
 	// Pools are the numbers of devices of the advertised pools, by the pools' configured names.
 	Pools map[string]int
+	// Free are the numbers of those that are not prepared.
+	Free map[string]int
 	// Conflicts are the devices that more than one pool lays claim to.
 	Conflicts []pools.Conflict
 	// Omissions are what ResourceSlices cannot express.

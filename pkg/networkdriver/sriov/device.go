@@ -92,6 +92,9 @@ func (d *Device) IfName() string { return nameOf(d.Addr) }
 
 func nameOf(addr string) string { return strings.NewReplacer(":", "-", ".", "-").Replace(addr) }
 
+// PF returns the interface name of the VF's physical function, and the VF's index there.
+func (d *Device) PF() (name string, vf int) { return d.PFName, d.VFID }
+
 // KernelIfName implements [types.Device].
 func (d *Device) KernelIfName() string { return d.KernelIfaceName }
 

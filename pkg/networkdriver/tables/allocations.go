@@ -57,6 +57,9 @@ type DRAAllocation struct {
 	Releasing bool `json:",omitempty"`
 }
 
+// States are what [DRAAllocation.State] returns.
+var States = []string{"Attached", "Failed", "Moved", "Prepared", "Releasing"}
+
 // State is the row's state in a word: Prepared, Attached, Moved (by the pod, into a network namespace of its own), Releasing
 // or Failed.
 func (a *DRAAllocation) State() string {

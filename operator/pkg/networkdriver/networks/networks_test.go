@@ -106,11 +106,16 @@ func TestCount(t *testing.T) {
 	addresses = append(addresses, &address{addr: netip.MustParseAddr("192.0.2.3"), released: time.Now()})
 	count(&n, slices.Values(addresses), 2)
 	require.Equal(t, v2alpha1.CiliumNetworkDriverNetworkStatus{
-		UsedAddresses: 4, ReservedAddresses: 1, FreeAddresses: math.MaxInt64, Claims: 2,
+		UsedAddresses: 4, ReservedAddresses: 1, Free: "5 IPv4, 2^64 IPv6", FreeAddresses: math.MaxInt64, Claims: 2,
 		Subnets: []v2alpha1.NetworkSubnetStatus{
 			{CIDR: "192.0.2.0/29", Used: 2, Reserved: 1, Free: 3}, {CIDR: "2001:db8::/64", Used: 1, Free: math.MaxInt64 - 1}, {CIDR: "198.51.100.0/31", Free: 2},
 		},
 	}, n.Status)
 	count(&n, none, 0)
 	require.Zero(t, n.Status.UsedAddresses)
+	for cidr, free := range map[string]string{"10.0.0.0/8": "2^24 IPv4", "10.0.0.0/13": "524286 IPv4", "2001:db8::/112": "65535 IPv6", "2001:db8::/40": "2^88 IPv6"} {
+		n := network("n", 1, 7, nil, cidr)
+		count(&n, none, 0)
+		require.Equal(t, free, n.Status.Free)
+	}
 }

@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"math"
+	"math/big"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -109,6 +112,7 @@ func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*add
 	status.Claims = int32(min(claims, math.MaxInt32))
 	prefixes := prefixesOf(network)
 	used, reserved := map[netip.Prefix]int64{}, map[netip.Prefix]int64{}
+	left := map[string]*big.Int{} // by family
 	for a := range addresses {
 		of := used
 		if a.inUse() {
@@ -139,7 +143,37 @@ func count(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*add
 		} else {
 			status.FreeAddresses += free
 		}
+		family := "IPv4"
+		if prefix.Addr().Is6() {
+			family = "IPv6"
+		}
+		if left[family] == nil {
+			left[family] = new(big.Int)
+		}
+		if exact := new(big.Int).Sub(v2alpha1.SizeOfSet(set), big.NewInt(used[prefix]+reserved[prefix])); exact.Sign() > 0 {
+			left[family].Add(left[family], exact)
+		}
 	}
+	var words []string
+	for _, family := range slices.Sorted(maps.Keys(left)) {
+		words = append(words, rounded(left[family])+" "+family)
+	}
+	status.Free = strings.Join(words, ", ")
+}
+
+// large is the first number of which the nearest power of two says enough.
+const large = 1_000_000
+
+// rounded is the number, or if it is large the power of two that is nearest.
+func rounded(n *big.Int) string {
+	if n.Cmp(big.NewInt(large)) < 0 {
+		return n.String()
+	}
+	power := n.BitLen() - 1
+	if n.Bit(power-1) == 1 {
+		power++
+	}
+	return fmt.Sprintf("2^%d", power)
 }
 
 // prefixesOf returns the network's subnets.
