@@ -27,12 +27,15 @@ GENERATED := api $(CHART)/files Documentation/api.md
 IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
+# What the kubectl plugin is built for.
+NDEV_PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+NDEV := _out/kubectl-ndev
 FAULTS := _out/faults
 # The packages with unit tests.
 UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/simulation ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./operator/pkg/networkdriver/networks ./pkg/networkdriver/ciliumnode \
-	./pkg/networkdriver/claims ./pkg/networkdriver/networks ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
+	./pkg/ndev ./pkg/networkdriver/claims ./pkg/networkdriver/networks ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
 # What is fuzzed, as package/target.
 FUZZ = $(shell grep -r --include='*_test.go' '^func Fuzz' pkg | sed -E 's,[^/]*:func (\w+).*,\1,')
 
@@ -51,6 +54,17 @@ images: bin/images ## Pack agent and operator into container images for each arc
 	done
 	@bin/images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
 		--arch "$(IMAGE_ARCHS)"
+
+.PHONY: kubectl-ndev
+kubectl-ndev: ## Pack the kubectl plugin ndev for each of NDEV_PLATFORMS, with Krew's manifest, in _out/kubectl-ndev.
+	@rm -rf $(NDEV) && mkdir -p $(NDEV) && sed 's/VERSION/$(VERSION)/' install/krew/ndev.yaml >$(NDEV)/ndev.yaml
+	@set -e; for platform in $(NDEV_PLATFORMS); do \
+		name=$${platform%/*}-$${platform#*/}; archive=$(NDEV)/kubectl-ndev-$$name.tar.gz; \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GOBUILD) -buildvcs=false -o $(NDEV)/$$name/kubectl-ndev ./cmd/kubectl-ndev; \
+		cp LICENSE $(NDEV)/$$name/; \
+		tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C $(NDEV)/$$name -cf - LICENSE kubectl-ndev | gzip -n >$$archive; \
+		sed -i "s/SHA256-$$name/$$(sha256sum <$$archive | cut -d' ' -f1)/" $(NDEV)/ndev.yaml; \
+	done
 
 $(LAB): FORCE
 	@$(GOBUILD) -o $@ ./test/lab/cmd/lab

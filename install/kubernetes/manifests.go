@@ -16,6 +16,11 @@ var RBAC []byte
 //go:embed operator-rbac.yaml
 var OperatorRBAC []byte
 
+// ViewerRBAC are the rights that the kubectl plugin ndev takes.
+//
+//go:embed viewer-rbac.yaml
+var ViewerRBAC []byte
+
 // CiliumNodeCRD is a definition of CiliumNode for clusters without Cilium.
 //
 //go:embed ciliumnode-crd.yaml

@@ -30,9 +30,9 @@ func TestRBAC(t *testing.T) {
 			values := enabled()
 			values["ciliumNodes"] = map[string]any{"create": bytes.Contains(manifest, []byte("ciliumnodes"))}
 			want := rights(objects(t, manifest))
-			component := "agent"
-			if strings.HasPrefix(filepath.Base(source), "operator-") {
-				component = "operator"
+			component, _, ok := strings.Cut(filepath.Base(source), "-")
+			if !ok {
+				component = "agent"
 			}
 			var ours []*unstructured.Unstructured
 			for _, object := range objects(t, render(t, values, Options{}).YAML()) {
