@@ -16,12 +16,21 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/cilium/hive/shell"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/cilium/networkdriver/pkg/bugreport"
 	"github.com/cilium/networkdriver/pkg/debugapi"
 	"github.com/cilium/networkdriver/pkg/version"
+)
+
+// Where the agent has its files if its flags say nothing else.
+const (
+	defaultJournalDir = "/run/cilium/networkdriver"
+	defaultCDIDir     = "/var/run/cdi"
 )
 
 func main() {
@@ -37,7 +46,7 @@ func command() *cobra.Command {
 	}
 	socket := root.PersistentFlags().String("socket-path", debugapi.DefaultSocketPath, "Path of the unix socket of the agent or operator")
 	program := func() *debugapi.Client { return debugapi.NewClient(*socket) }
-	root.AddCommand(statedbCommand(program), devicesCommand(program), statusCommand(program), shellCommand())
+	root.AddCommand(statedbCommand(program), devicesCommand(program), statusCommand(program), bugreportCommand(program), shellCommand())
 	return root
 }
 
@@ -113,6 +122,45 @@ func statusCommand(program func() *debugapi.Client) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&liveness, "liveness", false, "Fail only when a restart is needed")
 	return cmd
+}
+
+func bugreportCommand(program func() *debugapi.Client) *cobra.Command {
+	output := ""
+	params := bugreport.Params{JournalDir: defaultJournalDir, CDIDir: defaultCDIDir, Links: bugreport.ReadLinks}
+	cmd := &cobra.Command{
+		Use: "bugreport", Short: "Pack what is to be known of the program and the node into one archive, without secrets",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			out := cmd.OutOrStdout()
+			switch {
+			case output != "-":
+				file, createErr := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+				if createErr != nil {
+					return createErr
+				}
+				defer func() { err = errors.Join(err, file.Close()) }()
+				out = file
+			case out == os.Stdout && isTerminal(os.Stdout):
+				return errors.New("the archive is not for a terminal: name a file with --output, or write into one, as with > bugreport.tar.gz")
+			}
+			params.Program, params.Now = program(), time.Now()
+			missing, err := bugreport.Write(cmd.Context(), out, params)
+			for _, m := range missing {
+				fmt.Fprintln(cmd.ErrOrStderr(), "Not in the archive:", m)
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&output, "output", "o", "-", "File to write, or - for the standard output")
+	flags.StringVar(&params.JournalDir, "journal-dir", params.JournalDir, "The agent's journal, if the agent does not answer")
+	flags.StringVar(&params.CDIDir, "cdi-spec-dir", params.CDIDir, "The folder of CDI spec files, if the agent does not answer")
+	return cmd
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 func shellCommand() *cobra.Command {

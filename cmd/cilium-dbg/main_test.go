@@ -4,14 +4,18 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/hive"
@@ -24,6 +28,7 @@ import (
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/debugapi"
 	"github.com/cilium/networkdriver/pkg/health"
+	"github.com/cilium/networkdriver/pkg/lastlog"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
@@ -49,7 +54,11 @@ func (d device) Merge(types.Device) types.Device                                
 func startAgent(t *testing.T, socket string) *health.Checks {
 	t.Helper()
 	var checks *health.Checks
+	lines := lastlog.New()
+	_, err := lines.Write([]byte("level=INFO msg=Starting\n"))
+	require.NoError(t, err)
 	h := hive.New(statedb.Cell, health.Cell, debugapi.Cell,
+		cell.Provide(func() *lastlog.Ring { return lines }),
 		cell.Provide(tables.NewDeviceTable, tables.NewAllocationTable, tables.NewHealthTable, inventory.NewReportTable, tables.NewPoolTable),
 		cell.Invoke(func(c *health.Checks, db *statedb.DB, devices statedb.RWTable[*tables.DRADevice],
 			allocations statedb.RWTable[*tables.DRAAllocation], faults statedb.RWTable[*tables.DeviceHealth],
@@ -193,6 +202,51 @@ sriov-pool   3          1
 	checks.AddLiveness("hooks", func() error { return errors.New("stuck") })
 	_, err = dbg(t, "--socket-path", socket, "status", "--liveness")
 	require.EqualError(t, err, "the program hangs and must be restarted")
+}
+
+// TestBugreport: what is packed of an agent that answers is what it answers.
+func TestBugreport(t *testing.T) {
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "run", "cilium.sock"), filepath.Join(dir, "bugreport.tar.gz")
+	startAgent(t, socket)
+	args := []string{"bugreport", "--socket-path", socket, "--journal-dir", dir, "--cdi-spec-dir", dir}
+	out, err := dbg(t, append(args, "-o", file)...)
+	require.NoError(t, err)
+	require.Empty(t, out)
+	_, err = dbg(t, append(args, "-o", file)...)
+	require.ErrorIs(t, err, os.ErrExist, "a file that is there is not written over")
+	packed, err := os.ReadFile(file)
+	require.NoError(t, err)
+	out, err = dbg(t, args...)
+	require.NoError(t, err)
+	for _, archive := range []string{string(packed), out} {
+		files := unpack(t, archive)
+		require.Equal(t, "level=INFO msg=Starting\n", files["bugreport/log.txt"])
+		require.Contains(t, files["bugreport/config.json"], `"socket-path": "`+socket+`"`)
+		require.Contains(t, files["bugreport/version.txt"], "program: dev (")
+		require.Contains(t, files["bugreport/devices.json"], `"0000-03-00-9"`)
+		require.Contains(t, files["bugreport/tables.json"], `"networkdriver-dra-devices"`)
+		require.Contains(t, files["bugreport/status.json"], `"ready": true`)
+		require.NotContains(t, files, "bugreport/missing.txt")
+	}
+}
+
+// unpack returns the files of an archive.
+func unpack(t *testing.T, archive string) map[string]string {
+	t.Helper()
+	compressed, err := gzip.NewReader(strings.NewReader(archive))
+	require.NoError(t, err)
+	files := map[string]string{}
+	for reader := tar.NewReader(compressed); ; {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		require.NoError(t, err)
+		content, err := io.ReadAll(reader)
+		require.NoError(t, err)
+		files[header.Name] = string(content)
+	}
 }
 
 func TestNoAgent(t *testing.T) {

@@ -84,6 +84,28 @@ func (c *Client) Status(ctx context.Context) (health.Status, error) {
 	return status, nil
 }
 
+// Config returns the program's flags with their values.
+func (c *Client) Config(ctx context.Context) (map[string]string, error) {
+	var config map[string]string
+	body, err := c.get(ctx, "/config", http.StatusOK)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(body, &config); err != nil {
+		return nil, fmt.Errorf("decode the configuration: %w", err)
+	}
+	return config, nil
+}
+
+// Version returns the program's version.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	body, err := c.get(ctx, "/version", http.StatusOK)
+	return string(body), err
+}
+
+// Log returns the last lines of the program's log.
+func (c *Client) Log(ctx context.Context) ([]byte, error) { return c.get(ctx, "/log", http.StatusOK) }
+
 func (c *Client) get(ctx context.Context, path string, want ...int) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://local"+path, nil)
 	if err != nil {

@@ -6,6 +6,9 @@
 //	GET /dump          all StateDB tables, {"table": [rows]}
 //	GET /dump/TABLE    one table, {"table": [rows]}
 //	GET /query, /changes/TABLE  the rest of StateDB's own API
+//	GET /config        the flags and their values, {"flag": "value"}
+//	GET /log           the last lines of the log, as text
+//	GET /version       the program's version, as text
 //	GET /networkdriver the devices and what they are used for, see [Device]
 //	GET /healthz       200 when the agent is alive, else 503; the body is a [health.Status]
 //	GET /readyz        200 when the agent can serve, else 503; the same body
@@ -30,6 +33,8 @@ import (
 
 	"github.com/cilium/networkdriver/pkg/health"
 	"github.com/cilium/networkdriver/pkg/httpserver"
+	"github.com/cilium/networkdriver/pkg/lastlog"
+	"github.com/cilium/networkdriver/pkg/version"
 )
 
 const (
@@ -58,8 +63,20 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("socket-path", c.SocketPath, "Path of the unix socket for cilium-dbg")
 }
 
-// NewHandler returns the API over the tables and checks.
-func NewHandler(db *statedb.DB, checks *health.Checks) http.Handler {
+// Params are what the API tells of.
+type Params struct {
+	cell.In
+
+	DB       *statedb.DB
+	Checks   *health.Checks
+	Settings cell.AllSettings
+	// LastLog is the end of the program's log, nil where the program keeps none.
+	LastLog *lastlog.Ring `optional:"true"`
+}
+
+// NewHandler returns the API.
+func NewHandler(p Params) http.Handler {
+	db := p.DB
 	mux := http.NewServeMux()
 	mux.Handle("/", db.HTTPHandler())
 	mux.HandleFunc("GET /dump/{table}", func(w http.ResponseWriter, r *http.Request) {
@@ -73,8 +90,29 @@ func NewHandler(db *statedb.DB, checks *health.Checks) http.Handler {
 	mux.HandleFunc("GET /networkdriver", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, Devices(db))
 	})
-	checks.AddRoutes(mux)
+	mux.HandleFunc("GET /config", func(w http.ResponseWriter, r *http.Request) {
+		values := make(map[string]string, len(p.Settings))
+		for name, value := range p.Settings {
+			values[name] = fmt.Sprint(value)
+		}
+		writeJSON(w, http.StatusOK, values)
+	})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) { writeText(w, []byte(version.String())) })
+	mux.HandleFunc("GET /log", func(w http.ResponseWriter, r *http.Request) {
+		if p.LastLog == nil {
+			writeJSON(w, http.StatusNotFound, Error{"the program keeps no lines of its log"})
+			return
+		}
+		writeText(w, p.LastLog.Lines())
+	})
+	p.Checks.AddRoutes(mux)
 	return mux
+}
+
+func writeText(w http.ResponseWriter, text []byte) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	// The client has gone away when this fails.
+	_, _ = w.Write(text)
 }
 
 // Error is the body of an answer with an error.
@@ -97,12 +135,12 @@ func writeJSON(w http.ResponseWriter, code int, body any) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-func serve(c Config, db *statedb.DB, checks *health.Checks, lc cell.Lifecycle, log *slog.Logger) {
+func serve(c Config, p Params, lc cell.Lifecycle, log *slog.Logger) {
 	if c.SocketPath == "" {
 		return
 	}
 	httpserver.Server{
-		Name: "the local API", Flag: "socket-path", Handler: NewHandler(db, checks), Local: true,
+		Name: "the local API", Flag: "socket-path", Handler: NewHandler(p), Local: true,
 		Listen: func(ctx context.Context) (net.Listener, error) { return listen(ctx, c.SocketPath) },
 	}.Append(lc, log)
 }

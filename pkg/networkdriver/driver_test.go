@@ -386,7 +386,7 @@ func TestDriverQuarantines(t *testing.T) {
 	}, 20*time.Second, 10*time.Millisecond)
 
 	dump := httptest.NewRecorder()
-	debugapi.NewHandler(a.db, a.checks).ServeHTTP(dump, httptest.NewRequest(http.MethodGet, "/dump/networkdriver-journal", nil))
+	debugapi.NewHandler(debugapi.Params{DB: a.db, Checks: a.checks}).ServeHTTP(dump, httptest.NewRequest(http.MethodGet, "/dump/networkdriver-journal", nil))
 	require.Equal(t, http.StatusOK, dump.Code)
 	require.Regexp(t, `"name":"dummy2".*"quarantine":"journal entry .* cannot be read`, dump.Body.String())
 

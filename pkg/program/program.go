@@ -25,6 +25,7 @@ import (
 	"github.com/spf13/viper"
 	"k8s.io/klog/v2"
 
+	"github.com/cilium/networkdriver/pkg/lastlog"
 	"github.com/cilium/networkdriver/pkg/version"
 )
 
@@ -45,13 +46,14 @@ func Command(name, short string, cells ...cell.Cell) *cobra.Command {
 			return jobs.NewGroup(health.NewScope(string(id)), job.WithLogger(log))
 		},
 	}
-	h := hive.NewWithOptions(opts, cells...)
+	lines := lastlog.New()
+	h := hive.NewWithOptions(opts, append(cells, cell.Provide(func() *lastlog.Ring { return lines }))...)
 
 	cmd := &cobra.Command{
 		Use: name, Short: short, Version: version.String(),
 		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return run(h, cmd.Flags(), cmd.ErrOrStderr())
+			return run(h, cmd.Flags(), io.MultiWriter(lines, cmd.ErrOrStderr()))
 		},
 	}
 	h.RegisterFlags(cmd.Flags())

@@ -5,6 +5,7 @@ package program
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -15,6 +16,8 @@ import (
 	"github.com/cilium/hive/job"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cilium/networkdriver/pkg/lastlog"
 )
 
 type config struct {
@@ -68,6 +71,27 @@ func TestPrecedence(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, config{FromFlag: "flag", FromEnv: "env", FromDir: "dir", FromDefault: "default", Number: 7}, got)
 	require.Contains(t, log, "files=[stranger]")
+}
+
+// TestLastLog: what a program logs it can tell itself.
+func TestLastLog(t *testing.T) {
+	mask := syscall.Umask(0)
+	syscall.Umask(mask)
+	t.Cleanup(func() { syscall.Umask(mask) })
+	var out bytes.Buffer
+	var ring *lastlog.Ring
+	cmd := Command("test", "A test", cell.SimpleHealthCell, job.Cell, cell.Module("test", "Test",
+		cell.Invoke(func(r *lastlog.Ring, log *slog.Logger, s hive.Shutdowner) {
+			ring = r
+			log.Warn("A word of the test's")
+			s.Shutdown()
+		}),
+	))
+	cmd.SetArgs(nil)
+	cmd.SetErr(&out)
+	require.NoError(t, cmd.Execute())
+	require.Contains(t, out.String(), "A word of the test's")
+	require.Equal(t, out.String(), string(ring.Lines()))
 }
 
 func TestMistakes(t *testing.T) {
