@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	corev1 "k8s.io/api/core/v1"
+	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
@@ -52,7 +53,7 @@ type room struct {
 // ensureInterval is how long a change that somebody makes to a prepared device goes unnoticed.
 const ensureInterval = 10 * time.Second
 
-// runtimeTimeout is how long what is left over waits for the runtime to say which sandboxes there are.
+// runtimeTimeout is how long what is left over in a pod waits for the runtime to say which sandboxes there are.
 const runtimeTimeout = time.Minute
 
 // placesDir is the folder in the journal's directory with what the gate hook reads.
@@ -441,13 +442,14 @@ func (s *session) giveBack(ctx context.Context, _ cell.Health) error {
 	if !wait(ctx, s.compared) {
 		return nil
 	}
-	// Which sandboxes there are is the runtime's to say. One that does not must not keep devices from everyone for good.
-	known, cancel := context.WithTimeout(ctx, runtimeTimeout)
-	defer cancel()
-	if err := s.runtime().WaitConnected(known); err != nil {
-		s.log.Warn("Devices that are left over are given back although the runtime has not said which sandboxes there are", "error", err)
-	}
-	return s.room.Run(ctx, s.hooks.SandboxesOf)
+	start := time.Now()
+	return s.room.Run(ctx, func(pod kubetypes.UID) ([]attachments.Sandbox, error) {
+		// A runtime that does not say must not keep devices from everyone for good.
+		if status, _ := s.nri.Status(); !status.Connected && time.Since(start) < runtimeTimeout {
+			return nil, fmt.Errorf("it is not known yet whether the pod's sandbox runs: %s", status.Reason)
+		}
+		return s.hooks.SandboxesOf(pod), nil
+	})
 }
 
 // releaseUnclaimed gives back what kubelet does not ask for any more, once the runtime has said which sandboxes there are.

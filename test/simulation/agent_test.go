@@ -176,10 +176,16 @@ func (a *agent) session() {
 	}
 	go func() { _ = a.gate.Run(ctx("container-gate")) }()
 	go func() {
-		known, cancel := context.WithTimeout(ctx("give-back"), time.Minute)
-		defer cancel()
-		_ = a.waitConnected(known)
-		_ = a.room.Run(ctx("give-back"), s.mutant.sandboxesOf(a.hooks))
+		start := time.Now()
+		_ = a.room.Run(ctx("give-back"), func(pod kubetypes.UID) ([]attachments.Sandbox, error) {
+			a.mu.Lock()
+			connected := a.connected
+			a.mu.Unlock()
+			if !connected && time.Since(start) < time.Minute {
+				return nil, errors.New("not connected")
+			}
+			return s.mutant.sandboxesOf(a.hooks, pod), nil
+		})
 	}()
 	if !s.mutant.keepAll {
 		go func() { _ = a.keeper.Run(ctx("addresses")) }()

@@ -61,7 +61,9 @@ type pod struct {
 	claims []*claim
 	// bound is true when the scheduler has given it to the node, ending when it is to end, and ended when the node is done with it.
 	bound, ending, ended bool
-	containers           []*container
+	// forgotten is the number of the last allotment before it was deleted by force, 0 if it was not.
+	forgotten  int
+	containers []*container
 }
 
 // claim is a claim object with what the simulation knows of it.
@@ -74,8 +76,8 @@ type claim struct {
 	vlan     int
 	requests []string
 	ofPod    *pod // of a claim from a template
-	// had are the devices that it is or was allotted, by the number of the allotment.
-	had map[string]int
+	// had are the devices that it is or was allotted, with the numbers of the allotments.
+	had map[string][]int
 	// emptied is true when somebody has emptied its status, which the driver does not see.
 	emptied bool
 }
@@ -88,7 +90,7 @@ func newAPIServer(s *sim) *apiServer {
 // newClaim makes a claim with so many requests, each with parameters.
 func (a *apiServer) newClaim(name string, requests int, of *pod) *claim {
 	s := a.sim
-	c := &claim{name: name, uid: kubetypes.UID(s.name("uid-" + name)), vlan: 100 + s.rng.IntN(50), ofPod: of, had: map[string]int{}}
+	c := &claim{name: name, uid: kubetypes.UID(s.name("uid-" + name)), vlan: 100 + s.rng.IntN(50), ofPod: of, had: map[string][]int{}}
 	c.object = &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: podsNamespace, Name: name, UID: c.uid, CreationTimestamp: metav1.NewTime(time.Now()),
 	}}
@@ -135,6 +137,7 @@ func (a *apiServer) delete(p *pod, force bool) {
 	p.ending = true
 	if force || !p.bound {
 		delete(a.pods, p.uid)
+		p.forgotten = a.allotments
 		p.ended = p.ended || !p.bound
 	}
 }
@@ -196,7 +199,7 @@ func (a *apiServer) allot(p *pod) bool {
 			device := free[0]
 			free = free[1:]
 			a.allotments++
-			c.had[device] = a.allotments
+			c.had[device] = append(c.had[device], a.allotments)
 			allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
 				Request: request, Driver: driverName, Pool: pools.Name(nodeName, poolName), Device: device,
 			})

@@ -22,14 +22,18 @@ const (
 	attachTime = 20 * time.Second
 )
 
-// claimIn returns the claim by which the pod has the device, nil if there is none. It may be another one's by now.
-func (s *sim) claimIn(p *pod, device string) (last *claim) {
+// claimIn returns the claim by which the pod has the device, nil if there is none. It may be another one's by now, and what it was
+// allotted after its pod was deleted by force is not the pod's.
+func (s *sim) claimIn(p *pod, device string) (claim *claim) {
+	last := 0
 	for _, c := range p.claims {
-		if at := c.had[device]; at > 0 && (last == nil || at > last.had[device]) {
-			last = c
+		for _, n := range c.had[device] {
+			if n > last && (p.forgotten == 0 || n <= p.forgotten) {
+				claim, last = c, n
+			}
 		}
 	}
-	return last
+	return claim
 }
 
 // check is what holds after each step.

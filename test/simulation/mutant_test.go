@@ -41,11 +41,11 @@ type mutant struct {
 }
 
 // sandboxesOf returns what of the runtime's sandboxes the room is told of as it gives back.
-func (m mutant) sandboxesOf(hooks *nri.Hooks) func(kubetypes.UID) []attachments.Sandbox {
+func (m mutant) sandboxesOf(hooks *nri.Hooks, pod kubetypes.UID) []attachments.Sandbox {
 	if m.freeInUse {
-		return func(kubetypes.UID) []attachments.Sandbox { return nil }
+		return nil
 	}
-	return hooks.SandboxesOf
+	return hooks.SandboxesOf(pod)
 }
 
 // unpreparer returns what kubelet's requests to unprepare claims go to.

@@ -71,7 +71,7 @@ func TestSetupWithDriverFails(t *testing.T) {
 		require.True(t, f.row("a").Releasing)
 		require.Equal(t, map[string]bool{"a": false}, f.world.noted)
 		delete(f.world.fail, "free a")
-		require.Zero(t, f.giveBackReleasing(t.Context(), sandboxesOf()))
+		require.Zero(t, f.giveBackReleasing(t.Context(), none))
 		require.Empty(t, f.rows())
 	}
 }

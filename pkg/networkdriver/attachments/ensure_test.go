@@ -50,6 +50,9 @@ func (w *fakeWorld) change(device string) {
 	w.fail["check "+device] = errors.New("the PF has it in VLAN 6")
 }
 
+// none are the sandboxes of a node without any.
+func none(kubetypes.UID) ([]Sandbox, error) { return nil, nil }
+
 // sandboxesOf lists sandboxes as the runtime's side does.
 func sandboxesOf(all ...Sandbox) func(kubetypes.UID) []Sandbox {
 	return func(pod kubetypes.UID) (list []Sandbox) {

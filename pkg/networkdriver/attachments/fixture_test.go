@@ -204,10 +204,10 @@ func (w *fakeWorld) Where(_ context.Context, netns string, dev types.Device) (po
 		return podnet.Sighting{}, w.fail["where "+dev.IfName()]
 	case !ok:
 		return podnet.Sighting{Why: "the device has no driver"}, nil
-	case at == netns:
-		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{IfName: "found0", IfIndex: 2}}, nil
 	case at == "":
 		return podnet.Sighting{Place: podnet.OnHost}, nil
+	case at == netns:
+		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{IfName: "found0", IfIndex: 2}}, nil
 	}
 	return podnet.Sighting{Place: podnet.Elsewhere}, nil
 }

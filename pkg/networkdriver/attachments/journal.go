@@ -144,9 +144,10 @@ func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) err
 }
 
 // Run gives back, until the context ends, what is being released and could not be: kubelet need not ask again, and does
-// not ask at all for what an earlier life of the agent left. sandboxesOf returns the pod's sandboxes that run: a device that is in one,
-// whose pod was deleted by force, stays until that has ended, since a container may be about to start there.
-func (r *Room) Run(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbox) error {
+// not ask at all for what an earlier life of the agent left. sandboxesOf returns the pod's sandboxes that run, or an error as long as that
+// is not known: a device that is in one, whose pod was deleted by force, stays until that has ended, since a container may be about to
+// start there.
+func (r *Room) Run(ctx context.Context, sandboxesOf func(kubetypes.UID) ([]Sandbox, error)) error {
 	delay := firstGiveBack
 	for {
 		_, changed := r.table.AllWatch(r.db.ReadTxn())
@@ -167,7 +168,7 @@ func (r *Room) Run(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbo
 }
 
 // giveBackReleasing tries once for every claim, and returns for how many of them it failed.
-func (r *Room) giveBackReleasing(ctx context.Context, sandboxesOf func(kubetypes.UID) []Sandbox) (failed int) {
+func (r *Room) giveBackReleasing(ctx context.Context, sandboxesOf func(kubetypes.UID) ([]Sandbox, error)) (failed int) {
 	var rows []*tables.DRAAllocation
 	for row := range r.table.All(r.db.ReadTxn()) {
 		if row.Releasing {
@@ -183,7 +184,7 @@ func (r *Room) giveBackReleasing(ctx context.Context, sandboxesOf func(kubetypes
 	return failed
 }
 
-func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf func(kubetypes.UID) []Sandbox) error {
+func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf func(kubetypes.UID) ([]Sandbox, error)) error {
 	ctx, cancel := r.world.WithTimeout(ctx, giveBackTimeout)
 	defer cancel()
 	claim, err := r.Lock(ctx, uid)
@@ -196,9 +197,8 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf
 		if !row.Releasing {
 			continue
 		}
-		if slices.ContainsFunc(sandboxesOf(row.PodUID), func(s Sandbox) bool { return r.isIn(ctx, s, row) }) {
-			errs = append(errs, fmt.Errorf("claim %s: device %s is in the sandbox of pod %s, which still runs; it is freed when that has ended",
-				row.Claim(), row.DeviceName, row.Pod()))
+		if err := r.mayLeave(ctx, row, sandboxesOf); err != nil {
+			errs = append(errs, fmt.Errorf("claim %s: device %s of pod %s: %w", row.Claim(), row.DeviceName, row.Pod(), err))
 			continue
 		}
 		r.Owe(row.ClaimRef())
@@ -211,11 +211,22 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf
 	return errors.Join(errs...)
 }
 
-// isIn says whether the row's device is in the sandbox, and that runs.
-func (r *Room) isIn(ctx context.Context, s Sandbox, row *tables.DRAAllocation) bool {
-	if !r.Alive(s) {
-		return false
+// mayLeave returns why the row's device has to stay where it is: in a sandbox that runs.
+func (r *Room) mayLeave(ctx context.Context, row *tables.DRAAllocation, sandboxesOf func(kubetypes.UID) ([]Sandbox, error)) error {
+	sandboxes, err := sandboxesOf(row.PodUID)
+	if err != nil {
+		if seen, failure := r.world.Where(ctx, "", row.PreparedDevice); failure == nil && seen.Place != podnet.Elsewhere {
+			return nil
+		}
+		return err
 	}
-	seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice)
-	return err == nil && seen.Place == podnet.InPod
+	for _, s := range sandboxes {
+		if !r.Alive(s) {
+			continue
+		}
+		if seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice); err == nil && seen.Place == podnet.InPod {
+			return errors.New("it is in the pod's sandbox, which still runs, and is freed when that has ended")
+		}
+	}
+	return nil
 }

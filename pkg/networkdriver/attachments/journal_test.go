@@ -127,7 +127,7 @@ func TestEntryThatStays(t *testing.T) {
 	require.ErrorContains(t, f.release(t.Context(), "pod"), "read-only")
 	require.True(t, f.row("a").Releasing)
 	delete(f.world.fail, "forget a")
-	require.Zero(t, f.giveBackReleasing(t.Context(), sandboxesOf()))
+	require.Zero(t, f.giveBackReleasing(t.Context(), none))
 	require.Empty(t, f.rows())
 }
 
@@ -142,7 +142,7 @@ func TestEntryOfWhatWasNotSetUpStays(t *testing.T) {
 	claim.Unlock()
 	require.True(t, f.row("a").Releasing)
 	delete(f.world.fail, "forget a")
-	require.Zero(t, f.giveBackReleasing(t.Context(), sandboxesOf()))
+	require.Zero(t, f.giveBackReleasing(t.Context(), none))
 	require.Empty(t, f.rows())
 	require.Empty(t, f.world.noted)
 }
@@ -154,18 +154,19 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	f.world.put(a.ID, "/run/netns/s1")
 	kept, _ := f.newRow("other", "b", 2)
 	require.NoError(t, f.Restore([]*tables.DRAAllocation{row.With(func(r *tables.DRAAllocation) { r.Releasing = true }), kept}))
-	f.world.fail["free a"] = errors.New("busy")
 	var running []Sandbox
-	of := func(pod kubetypes.UID) []Sandbox { return sandboxesOf(running...)(pod) }
+	unknown := errors.New("not connected")
+	of := func(pod kubetypes.UID) ([]Sandbox, error) { return sandboxesOf(running...)(pod), unknown }
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of), "a container may be about to start where it is")
+	unknown, running = nil, []Sandbox{{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}}
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of))
+	require.Equal(t, "/run/netns/s1", f.world.place[a.ID])
+	running = nil
+	f.world.fail["free a"] = errors.New("busy")
 	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of))
 	require.Equal(t, "Failed", f.row("a").State())
 	delete(f.world.fail, "free a")
-
-	running = []Sandbox{{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}}
-	f.world.put(a.ID, "/run/netns/s1")
-	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of), "a container may be about to start there")
-	require.Equal(t, "/run/netns/s1", f.world.place[a.ID])
-	running = nil
+	unknown = errors.New("not connected") // it is on the host, and so in no sandbox
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -342,7 +343,7 @@ func (n *node) start(t *testing.T, reserved ...kubetypes.UID) *Room {
 		rows = append(rows, row)
 	}
 	require.NoError(t, room.Restore(rows))
-	require.Zero(t, room.giveBackReleasing(t.Context(), sandboxesOf()))
+	require.Zero(t, room.giveBackReleasing(t.Context(), none))
 	return room
 }
 
