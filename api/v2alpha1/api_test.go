@@ -234,7 +234,8 @@ pools: [{name: none}, {name: all, filter: {}}]`, "spec")
 		},
 		Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{
 			{PoolName: "none", Claims: v2alpha1.ClaimsAny, FaultEffect: v2alpha1.FaultEffectNoSchedule},
-			{PoolName: "all", Claims: v2alpha1.ClaimsAny, FaultEffect: v2alpha1.FaultEffectNoSchedule, Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
+			{PoolName: "all", Claims: v2alpha1.ClaimsAny, FaultEffect: v2alpha1.FaultEffectNoSchedule,
+				Filter: &v2alpha1.CiliumNetworkDriverDeviceFilter{}},
 		},
 	}, config.Spec)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
 // A cause makes one event a minute, whatever else there is to say of the object, also when the library makes one event of many.
@@ -66,6 +67,21 @@ func TestPodEvents(t *testing.T) {
 	require.Equal(t, "ClaimInUse", event.Reason)
 	require.Len(t, event.Message, 1024)
 	require.Equal(t, testNode, event.Source.Host)
+
+	row := &tables.DRAAllocation{ClaimNamespace: "default", PodName: "q", PodUID: "uid-q"}
+	events.Unhealthy(row, "no carrier")
+	events.Healthy(row, "healthy again")
+	var told []string
+	require.Eventually(t, func() bool {
+		told = nil
+		for _, e := range list() {
+			if e.InvolvedObject.UID == "uid-q" {
+				told = append(told, e.Type+" "+e.Reason+" "+e.Message)
+			}
+		}
+		return len(told) == 2
+	}, 10*time.Second, 10*time.Millisecond)
+	require.ElementsMatch(t, []string{"Warning DeviceUnhealthy no carrier", "Normal DeviceHealthy healthy again"}, told)
 	cancel()
 	require.NoError(t, <-done)
 	events.Warn(pod, attachments.ReasonClaimInUse, "after the end")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory/inventorytest"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -111,6 +112,21 @@ func TestManagerRunner(t *testing.T) {
 	// Off, its devices are withdrawn.
 	configs.set(nil)
 	require.Eventually(t, func() bool { return reports.NumObjects(db.ReadTxn()) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// A quarantined device is withdrawn whatever claims tolerate, also one that has lost its driver, which else stays with a taint.
+func TestQuarantinedIsWithdrawn(t *testing.T) {
+	snapshot := types.Snapshot{
+		Devices: inventorytest.Devices(types.DeviceManagerTypeSRIOV, "d", 2),
+		Skipped: []types.Skipped{
+			{Device: "a", Reason: "no driver", Cause: types.CauseDriverGone, Of: types.OfVF},
+			{Device: "b", Reason: "no driver", Cause: types.CauseDriverGone, Of: types.OfVF},
+		},
+	}
+	rest := withoutQuarantined(snapshot, map[string]string{"d1": "why", "b": "why"})
+	require.Equal(t, snapshot.Devices[:1], rest.Devices)
+	require.Equal(t, []types.Skipped{snapshot.Skipped[0], {Device: "b", Reason: "no driver"}, {Device: "d1", Reason: "quarantined: why"}}, rest.Skipped)
+	require.Equal(t, types.CauseDriverGone, snapshot.Skipped[1].Cause, "the manager's snapshot is its own")
 }
 
 const receiveTimeout = 20 * time.Second

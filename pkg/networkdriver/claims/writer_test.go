@@ -300,8 +300,8 @@ func TestWriterAfterRestart(t *testing.T) {
 	require.Equal(t, "Prepared", condition(t, f.api.devices("c")[0]).Reason)
 }
 
-// How a device is stands beside whether it is in its pod, and is written when that changes; after a restart too, where nothing else is known
-// yet.
+// How a device is stands beside whether it is in its pod, and is written when that changes; after a restart too, where nothing else is
+// known yet.
 func TestWriterHealth(t *testing.T) {
 	claim := newClaim("c", with("net", "a"))
 	f := newWriterFixture(t, newFakeAPI(claim), "a")

@@ -97,12 +97,12 @@ func New(p Params) *Driver {
 		failing: map[string]error{}, dropped: map[string]error{},
 	}
 	return &Driver{
-		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, reporter: newReporter(p), metadata: p.Metadata, runtime: p.Runtime, state: state, metrics: p.Metrics,
-		writer: writer,
+		log: p.Logger, config: p.Config, prompt: p.Prompt, claims: p.Claims, metadata: p.Metadata, runtime: p.Runtime, state: state,
+		metrics: p.Metrics, reporter: newReporter(p), writer: writer,
 		publisher: &publisher{
 			log: p.Logger, db: p.DB, devices: p.Devices, allocations: p.Allocations, faults: p.Faults, taintless: taintless, table: p.Pools,
 			node: p.Config.NodeName, describer: pools.NewDescriber(p.Config.NodeName),
-			state: state, metrics: p.Metrics, write: writer.write,
+			state: state, metrics: p.Metrics, begin: writer.begin, write: writer.write,
 			changed: make(chan struct{}),
 		},
 	}

@@ -155,7 +155,8 @@ func TestHealthReports(t *testing.T) {
 		require.NoError(t, err)
 		txn := db.WriteTxn(allocations)
 		for _, name := range []string{"b", "a"} {
-			_, _, err := allocations.Insert(txn, &tables.DRAAllocation{DeviceName: name, Pool: "fast", PreparedDevice: &inventorytest.Device{Name: name}})
+			row := &tables.DRAAllocation{DeviceName: name, Pool: "fast", PreparedDevice: &inventorytest.Device{Name: name}}
+			_, _, err := allocations.Insert(txn, row)
 			require.NoError(t, err)
 		}
 		txn.Commit()

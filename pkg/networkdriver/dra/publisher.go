@@ -4,6 +4,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"github.com/cilium/statedb"
 	"golang.org/x/time/rate"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
@@ -51,6 +53,8 @@ type publisher struct {
 	describer *pools.Describer
 	state     *tracker
 	metrics   *Metrics
+	// begin waits until something can be published, and returns the taints that are.
+	begin func(context.Context) (taintTimes, error)
 	// write publishes resources, which the publisher does not change afterwards.
 	write func(context.Context, *resourceslice.DriverResources) error
 
@@ -60,6 +64,8 @@ type publisher struct {
 	// shown are the faults that were published last, and shownAt is when they were others before.
 	shown   map[string]*tables.DeviceHealth
 	shownAt time.Time
+	// added has since when taints are there, as the API server has it.
+	added taintTimes
 	// taintless is closed when the API server has been found to keep no taints.
 	taintless chan struct{}
 
@@ -88,6 +94,10 @@ func (p *publisher) pools() (configs []v2alpha1.CiliumNetworkDriverDevicePoolCon
 // withdraw devices that pods have.
 func (p *publisher) run(ctx context.Context) error {
 	if err := p.waitForInput(ctx); err != nil {
+		return err
+	}
+	var err error
+	if p.added, err = p.begin(ctx); err != nil {
 		return err
 	}
 	limiter := rate.NewLimiter(rate.Every(publishInterval), publishBurst)
@@ -163,9 +173,15 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 	default:
 		watch.Add(p.taintless)
 		effects := pools.FaultEffectsOf(configs)
+		now, added := metav1.NewTime(time.Now().Truncate(time.Second)), taintTimes{}
 		taints = func(pool, device string) []resourceapi.DeviceTaint {
-			return health.Taints(faults[device], effects[pool])
+			taints := health.Taints(faults[device], effects[pool])
+			for i := range taints {
+				taints[i].TimeAdded = added.carry(p.added, pools.Name(p.node, pool), device, taints[i], &now)
+			}
+			return taints
 		}
+		defer func() { p.added = added }()
 	}
 	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs), taints)
 	publication := &Publication{Pools: map[string]int{}, Free: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
@@ -213,6 +229,37 @@ func (p *publisher) offer(offered []*tables.Pool) error {
 	}
 	txn.Commit()
 	return nil
+}
+
+// taintTimes say since when taints are there. The library that writes slices would keep the times that the API server gives, but of all taints
+// of a device only the last one's.
+type taintTimes map[taintKey]*metav1.Time
+
+type taintKey struct {
+	pool, device, key, value string
+	effect                   resourceapi.DeviceTaintEffect
+}
+
+// carry returns since when the taint is there: as it was before, or since now.
+func (t taintTimes) carry(before taintTimes, pool, device string, taint resourceapi.DeviceTaint, now *metav1.Time) *metav1.Time {
+	key := taintKey{pool, device, taint.Key, taint.Value, taint.Effect}
+	t[key] = cmp.Or(before[key], now)
+	return t[key]
+}
+
+// timesIn returns the times of the taints in slices.
+func timesIn(found []resourceapi.ResourceSlice) taintTimes {
+	times := taintTimes{}
+	for _, s := range found {
+		for _, d := range s.Spec.Devices {
+			for _, taint := range d.Taints {
+				if taint.TimeAdded != nil {
+					times.carry(nil, s.Spec.Pool.Name, d.Name, taint, taint.TimeAdded)
+				}
+			}
+		}
+	}
+	return times
 }
 
 // faultsToShow returns the faults by the names of their devices. What has changed less than a [faultInterval] after the last change has to

@@ -48,13 +48,13 @@ func newReporter(p Params) *reporter {
 }
 
 // run reports at once, at each change, and every [reportInterval], until the context ends. Before each report the kernel is asked. What
-// it does not say is not reported, so that kubelet comes to call it unknown.
+// it does not say is not reported, so that kubelet comes to call it unknown; where no pod has a device a report says just that.
 func (r *reporter) run(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) {
 	for ctx.Err() == nil {
 		again, cancel := context.WithTimeout(ctx, reportInterval)
 		err := r.health.Look(again)
 		report, watch := r.report()
-		if err == nil && len(report.Devices) > 0 {
+		if err == nil {
 			select {
 			case reports <- report:
 			case <-ctx.Done():

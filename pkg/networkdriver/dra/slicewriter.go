@@ -82,8 +82,27 @@ func (q syncQueue) AddRateLimited(pool string) {
 	q.TypedRateLimitingInterface.AddRateLimited(pool)
 }
 
-// write makes the apiserver's slices what resources say, some time later. The first call blocks until the present
-// slices are known.
+// begin returns once slices can be written, with the times of the taints in the present ones. The controller's informer would wait for
+// that in silence.
+func (w *sliceWriter) begin(ctx context.Context) (taintTimes, error) {
+	for backoff := minWriteBackoff; ; backoff = min(2*backoff, maxWriteBackoff) {
+		present, err := w.checkAccess(ctx)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		w.report(err)
+		if err == nil {
+			return timesIn(present), nil
+		}
+		w.metrics.synced(problemOf(err))
+		if !pause.For(ctx, backoff) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// write makes the apiserver's slices what resources say, some time later. The first call, after begin, blocks until the present slices are
+// known.
 func (w *sliceWriter) write(ctx context.Context, resources *resourceslice.DriverResources) error {
 	w.mu.Lock()
 	clear(w.dropped)
@@ -91,9 +110,6 @@ func (w *sliceWriter) write(ctx context.Context, resources *resourceslice.Driver
 	if w.controller != nil {
 		w.controller.Update(resources)
 		return nil
-	}
-	if err := w.waitForAccess(ctx); err != nil {
-		return err
 	}
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](minWriteBackoff, maxWriteBackoff)
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
@@ -121,43 +137,25 @@ func (w *sliceWriter) stop() {
 	w.controller = nil
 }
 
-// waitForAccess returns once the node's slices can be listed and watched. The controller's informer would wait for
-// that in silence.
-func (w *sliceWriter) waitForAccess(ctx context.Context) error {
-	for backoff := minWriteBackoff; ; backoff = min(2*backoff, maxWriteBackoff) {
-		err := w.checkAccess(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		w.report(err)
-		if err == nil {
-			return nil
-		}
-		w.metrics.synced(problemOf(err))
-		if !pause.For(ctx, backoff) {
-			return ctx.Err()
-		}
-	}
-}
-
-func (w *sliceWriter) checkAccess(ctx context.Context) error {
+// checkAccess returns the node's slices if they can be listed and watched.
+func (w *sliceWriter) checkAccess(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	selector := fields.Set{
 		resourceapi.ResourceSliceSelectorDriver:   w.driver,
 		resourceapi.ResourceSliceSelectorNodeName: w.node,
 	}.String()
 	client := w.client.ResourceV1().ResourceSlices()
-	list, err := client.List(ctx, metav1.ListOptions{FieldSelector: selector, Limit: 1})
+	list, err := client.List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
-		return fmt.Errorf("list ResourceSlices of the node: %w", err)
+		return nil, fmt.Errorf("list ResourceSlices of the node: %w", err)
 	}
 	watch, err := client.Watch(ctx, metav1.ListOptions{
 		FieldSelector: selector, ResourceVersion: list.ResourceVersion, TimeoutSeconds: ptr.To[int64](1),
 	})
 	if err != nil {
-		return fmt.Errorf("watch ResourceSlices of the node: %w", err)
+		return nil, fmt.Errorf("watch ResourceSlices of the node: %w", err)
 	}
 	watch.Stop()
-	return nil
+	return list.Items, nil
 }
 
 // handleError takes the errors of the controller, which tries again by itself.

@@ -49,8 +49,8 @@ var rules = map[types.Cause]rule{
 	types.CauseSlowLink:     {"slow-link", flap, false, false},
 }
 
-// Taints returns the taints of a device in a pool with the given effect of faults (v2alpha1.FaultEffect...). They have no time: the API
-// server notes when it gets a new one, and the library that publishes them keeps that.
+// Taints returns the taints of a device in a pool with the given effect of faults (v2alpha1.FaultEffect...). Since when they are
+// there is for who publishes them to say.
 func Taints(h *tables.DeviceHealth, effect string) []resourceapi.DeviceTaint {
 	if h == nil {
 		return nil

@@ -95,10 +95,10 @@ type description struct {
 // NewDescriber returns a describer for the driver's pools on the node.
 func NewDescriber(node string) *Describer { return &Describer{node: node} }
 
-// Slices describes the assigned devices, with the attributes that their pools give them, and the taints, nil for none, that they have in
-// their pool. Each pool is split into slices of at
-// most 64 devices, in the order of their names, so that a change of one device changes one slice. A pool without devices is not in the assignment and so has
-// no slice. The result shares memory with later ones and must not be changed.
+// Slices describes the assigned devices, with the attributes that their pools give them and the taints that they have in their pools, none for
+// a nil function. Each pool is split into slices of at most 64 devices, in the order of their names, so that a change of one device changes
+// one slice. A pool without devices is not in the assignment and so has no slice. The result shares memory with later ones and must not
+// be changed.
 //
 // The API server refuses a slice as a whole for a single bad attribute. What would be refused is left out and reported.
 func (d *Describer) Slices(assignment Assignment, own map[string]Attributes, taints func(pool, device string) []resourceapi.DeviceTaint) (resourceslice.DriverResources, []Omission) {
