@@ -7,11 +7,13 @@ package client
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 
 	"github.com/cilium/hive/cell"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -26,7 +28,7 @@ var Cell = cell.Module(
 	"Kubernetes API client",
 
 	cell.Config(defaultConfig),
-	cell.Provide(newRESTConfig, newClientset, newPrompt),
+	cell.Provide(newCountedConfig, newClientset, newPrompt),
 )
 
 // Config says how to reach the API server.
@@ -43,6 +45,25 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("k8s-kubeconfig-path", c.K8sKubeconfigPath, "Path of a kubeconfig file (default: the pod's service account)")
 	flags.Float32("k8s-client-qps", c.K8sClientQPS, "Requests per second to the Kubernetes API, on average")
 	flags.Int("k8s-client-burst", c.K8sClientBurst, "Requests to the Kubernetes API in a burst")
+}
+
+// newCountedConfig returns a configuration whose requests are counted, if the program has metrics.
+func newCountedConfig(p struct {
+	cell.In
+
+	Config  Config
+	Metrics prometheus.Registerer `optional:"true"`
+}) (*rest.Config, error) {
+	cfg, err := newRESTConfig(p.Config)
+	if err != nil || p.Metrics == nil {
+		return cfg, err
+	}
+	requests := newRequestCounter()
+	if err := p.Metrics.Register(requests); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return counted{next, requests} })
+	return cfg, nil
 }
 
 // newRESTConfig returns a configuration for JSON, which every API group speaks.

@@ -199,6 +199,7 @@ func newDriver(p Params, allocations statedb.RWTable[*tables.DRAAllocation]) (*d
 		configs:        nodeconfig.NewWatcher(p.Logger, configClient, p.Config.NodeName),
 		statuses:       nodeconfig.NewStatusWriter(p.Logger, configClient, p.Config.NodeName),
 	}
+	d.configs.Seen, d.statuses.Told = d.statuses.Seen, d.events.condition
 	d.waiting = &problem{reasonStarting, "waiting for the Kubernetes API"}
 	d.notReady.Store(d.waiting)
 	p.Health.AddReadiness("network-driver", d.ready)

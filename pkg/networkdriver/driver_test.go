@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -381,8 +382,15 @@ func TestDriverQuarantines(t *testing.T) {
 	}, 20*time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool {
 		events, err := a.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
-		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == testNode &&
-			events.Items[0].Reason == "DeviceQuarantined" && strings.HasPrefix(events.Items[0].Message, "device dummy2 is not offered: journal entry")
+		count := map[string]int{}
+		for _, event := range events.Items {
+			switch {
+			case event.Reason == "DeviceQuarantined" && strings.HasPrefix(event.Message, "device dummy2 is not offered: journal entry"),
+				event.Reason == reasonQuarantined && strings.HasPrefix(event.Message, "Degraded is True: device dummy2: journal entry"):
+				count[event.InvolvedObject.Kind+" "+event.InvolvedObject.Name]++
+			}
+		}
+		return err == nil && maps.Equal(count, map[string]int{"Node " + testNode: 1, v2alpha1.NodeConfigKind + " " + testNode: 1})
 	}, 20*time.Second, 10*time.Millisecond)
 
 	dump := httptest.NewRecorder()

@@ -5,17 +5,20 @@ package networkdriver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/cilium/hive/cell"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/health"
@@ -98,6 +101,22 @@ func (e *podEvents) Unhealthy(row *tables.DRAAllocation, message string) {
 // Healthy implements [health.Events].
 func (e *podEvents) Healthy(row *tables.DRAAllocation, message string) {
 	e.recorder.Event(podReference(row.ClaimNamespace, row.PodName, row.PodUID), corev1.EventTypeNormal, reasonDeviceHealthy, truncate.UTF8(message, maxEventMessage))
+}
+
+// condition makes an event about the node config that a condition of it is another one now.
+func (e *podEvents) condition(config *v2alpha1.CiliumNetworkDriverNodeConfig, c metav1.Condition) {
+	good := metav1.ConditionTrue
+	if c.Type == v2alpha1.ConditionDegraded {
+		good = metav1.ConditionFalse
+	}
+	kind := corev1.EventTypeWarning
+	if c.Status == good || c.Reason == reasonGateNotSeen {
+		kind = corev1.EventTypeNormal
+	}
+	object := &corev1.ObjectReference{
+		APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.NodeConfigKind, Name: config.Name, UID: config.UID, ResourceVersion: config.ResourceVersion,
+	}
+	e.recorder.Event(object, kind, c.Reason, truncate.UTF8(fmt.Sprintf("%s is %s: %s", c.Type, c.Status, c.Message), maxEventMessage))
 }
 
 // warnNode makes an event about the node, under the UID that kubelet uses in its own.

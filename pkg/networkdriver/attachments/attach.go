@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -130,7 +131,7 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 	if m.now.Attachment != nil {
 		// The pod's sandbox was made anew and the old one has not been stopped yet.
 		if err := r.detach(ctx, m.now.Attachment.NetNS, m.now); err != nil {
-			m.err = fmt.Errorf("take the link out of the pod's former sandbox %s: %w", m.now.Attachment.SandboxID, err)
+			m.err = stage.In("detach", fmt.Errorf("take the link out of the pod's former sandbox %s: %w", m.now.Attachment.SandboxID, err))
 			return
 		}
 		m.now.Attachment = nil
@@ -144,7 +145,7 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 	}
 	attachment, err := r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.link, m.row.Config)
 	if errors.Is(err, podnet.ErrLinkGone) {
-		if m.err = r.recover(ctx, m); m.err != nil {
+		if m.err = stage.In("fetch", r.recover(ctx, m)); m.err != nil {
 			return
 		}
 	}
@@ -155,7 +156,7 @@ func (r *Room) moveIn(ctx context.Context, m *move, s Sandbox) {
 		attachment, err = r.world.Attach(ctx, s.NetNS, m.now.PreparedDevice, m.link, m.row.Config)
 	}
 	if err != nil {
-		m.err = err
+		m.err = stage.In("move", err)
 		return
 	}
 	m.now.Attachment = s.holds(attachment)
@@ -269,7 +270,7 @@ func (r *Room) detach(ctx context.Context, netns string, row *tables.DRAAllocati
 	start := r.world.Now()
 	defer func() { r.metrics.observe("detach", r.world.Now().Sub(start), err) }()
 	if err := r.world.Detach(ctx, netns, dev); err != nil && !errors.Is(err, podnet.ErrLinkGone) {
-		return err
+		return stage.In("move", err)
 	}
 	if err := r.world.Tidy(netns, row.Config); err != nil {
 		// What is left leads nowhere, and does not keep the device from the next pod.

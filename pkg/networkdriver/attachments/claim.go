@@ -14,6 +14,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -92,7 +93,7 @@ func (c *Claim) giveBack(ctx context.Context, stale []*tables.DRAAllocation) err
 	for _, row := range stale {
 		c.room.Owe(row.ClaimRef())
 		if err := c.free(ctx, row); err != nil {
-			return fmt.Errorf("give back what pod %s (uid %s) had of this claim: %w", row.Pod(), row.PodUID, err)
+			return stage.In("give-back", fmt.Errorf("give back what pod %s (uid %s) had of this claim: %w", row.Pod(), row.PodUID, err))
 		}
 	}
 	return nil
@@ -104,7 +105,7 @@ func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 		kept := row.With(func(r *tables.DRAAllocation) { r.Releasing = false })
 		if row.Releasing {
 			if err := c.room.world.Note(kept, true); err != nil {
-				return err
+				return stage.In("journal", err)
 			}
 		}
 		rows = append(rows, kept)
@@ -123,7 +124,7 @@ func (c *Claim) setUp(ctx context.Context, plan Plan) error {
 	err := c.room.world.Apply(ctx, plan.Claim, rows)
 	crashpoint.Here(crashpoint.StatusAfter)
 	if err != nil {
-		err = fmt.Errorf("record the devices in the claim's status: %w", err)
+		err = stage.In("status", fmt.Errorf("record the devices in the claim's status: %w", err))
 	} else {
 		changes := make([]change, len(rows))
 		for i, row := range rows {
@@ -230,14 +231,14 @@ func (c *Claim) free(ctx context.Context, row *tables.DRAAllocation) error {
 		netns = row.Attachment.NetNS
 	}
 	if err := c.room.detach(ctx, netns, row); err != nil {
-		return c.fail(row, fmt.Errorf("bring device %s back from pod %s: %w", row.DeviceName, row.Pod(), err))
+		return c.fail(row, stage.In("detach", fmt.Errorf("bring device %s back from pod %s: %w", row.DeviceName, row.Pod(), err)))
 	}
 	row, err = c.room.edit(row, func(r *tables.DRAAllocation) { r.Attachment = nil })
 	if row == nil || err != nil {
 		return err
 	}
 	if err := c.room.freeAndForget(ctx, row); err != nil {
-		return c.fail(row, fmt.Errorf("free device %s: %w", row.DeviceName, err))
+		return c.fail(row, stage.In("free", fmt.Errorf("free device %s: %w", row.DeviceName, err)))
 	}
 	c.room.log.Info("Device freed", "device", row.DeviceName, "claim", row.Claim(), "pod", row.Pod())
 	return c.room.update(remove(row))

@@ -14,6 +14,7 @@ import (
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -57,7 +58,7 @@ func (r *Room) ensure(ctx context.Context, moves []*move) {
 
 func (r *Room) mend(ctx context.Context, m *move, drift error) {
 	if err := r.setUpAgain(ctx, m); err != nil {
-		m.err = fmt.Errorf(drifted+"%w: %w", drift, err)
+		m.err = stage.In("setup", fmt.Errorf(drifted+"%w: %w", drift, err))
 		_, m.astray = errors.AsType[types.AstrayError](drift)
 		return
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/podnet"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -64,18 +65,20 @@ func (r *Room) Owe(claim tables.ClaimRef) {
 func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DRAAllocation, error) {
 	found, err := r.world.Remember(ctx, row.PreparedDevice, row.Config)
 	if err != nil {
-		return nil, err
+		return nil, stage.In("setup", err)
 	}
 	row = row.With(func(r *tables.DRAAllocation) { r.PreparedDevice = found })
 	if err := r.world.Note(row, false); err != nil {
-		return nil, err
+		return nil, stage.In("journal", err)
 	}
 	taken, err := r.world.Take(ctx, row, func(row *tables.DRAAllocation) error { return r.world.Note(row, false) })
+	err = stage.In("addresses", err)
 	var prepared types.Device
 	if err == nil {
 		row = taken
 		crashpoint.Here(crashpoint.SetupBefore)
 		prepared, err = r.world.Setup(ctx, row.PreparedDevice, row.Config)
+		err = stage.In("setup", err)
 		crashpoint.Here(crashpoint.SetupAfter)
 	}
 	if err != nil {
@@ -93,7 +96,7 @@ func (r *Room) setUp(ctx context.Context, row *tables.DRAAllocation) (*tables.DR
 	}
 	row = row.With(func(r *tables.DRAAllocation) { r.PreparedDevice = prepared })
 	if err := r.world.Note(row, true); err != nil {
-		return row, err
+		return row, stage.In("journal", err)
 	}
 	return row, nil
 }
@@ -131,14 +134,16 @@ func (r *Room) unsettle(row *tables.DRAAllocation) {
 }
 
 // freeAndForget frees the device, whose link is home. The entry goes last: until then a restart of the agent does it again.
-func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) error {
+func (r *Room) freeAndForget(ctx context.Context, row *tables.DRAAllocation) (err error) {
+	start := r.world.Now()
+	defer func() { r.metrics.observe("free", r.world.Now().Sub(start), err) }()
 	crashpoint.Here(crashpoint.FreeBefore)
 	if err := r.world.Free(ctx, row.PreparedDevice, row.Config); err != nil {
-		return err
+		return stage.In("free", err)
 	}
 	crashpoint.Here(crashpoint.FreeAfter)
 	r.world.Return(ctx, row)
-	err := r.world.Forget(row)
+	err = stage.In("journal", r.world.Forget(row))
 	crashpoint.Here(crashpoint.Forgotten)
 	return err
 }

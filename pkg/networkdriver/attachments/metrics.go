@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 )
 
 // Metrics count the moves of links.
@@ -20,15 +22,15 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "cilium", Subsystem: "networkdriver", Name: "moves_total",
-			Help: "Devices moved between host and pods, by operation (attach, detach) and result (success, failure).",
+			Help: "Devices moved between host and pods and freed, by operation (attach, detach, free) and result (success, failure).",
 		}, []string{"operation", "result"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "cilium", Subsystem: "networkdriver", Name: "move_duration_seconds",
-			Help:    "Time to move one device, by operation.",
+			Help:    "Time to move or free one device, by operation and the stage that failed, none if none did.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 12),
-		}, []string{"operation"}),
+		}, []string{"operation", "stage"}),
 	}
-	for _, op := range []string{"attach", "detach"} {
+	for _, op := range []string{"attach", "detach", "free"} {
 		for _, result := range []string{"success", "failure"} {
 			m.moves.WithLabelValues(op, result)
 		}
@@ -47,5 +49,5 @@ func (m *Metrics) observe(operation string, took time.Duration, err error) {
 		result = "failure"
 	}
 	m.moves.WithLabelValues(operation, result).Inc()
-	m.duration.WithLabelValues(operation).Observe(took.Seconds())
+	m.duration.WithLabelValues(operation, stage.Of(err)).Observe(took.Seconds())
 }

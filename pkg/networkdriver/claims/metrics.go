@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 )
 
 // Metrics counts the calls for claims. A nil *Metrics counts nothing.
@@ -24,9 +26,9 @@ func NewMetrics() *Metrics {
 		}, []string{"operation", "result"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "cilium", Subsystem: "networkdriver", Name: "claim_operation_duration_seconds",
-			Help:    "Time to prepare or unprepare a claim.",
+			Help:    "Time to prepare or unprepare a claim, by the stage that failed, none if none did.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
-		}, []string{"operation"}),
+		}, []string{"operation", "stage"}),
 	}
 }
 
@@ -48,5 +50,5 @@ func (m *Metrics) done(operation string, start time.Time, err error) {
 		result = "error"
 	}
 	m.calls.WithLabelValues(operation, result).Inc()
-	m.duration.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+	m.duration.WithLabelValues(operation, stage.Of(err)).Observe(time.Since(start).Seconds())
 }

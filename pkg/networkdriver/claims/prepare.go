@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -91,7 +92,7 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 
 	held, err := p.Room.Lock(ctx, claim.UID)
 	if err != nil {
-		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), err)
+		return Result{}, fmt.Errorf("prepare claim %s: %w", RefOf(claim), stage.In("lock", err))
 	}
 	defer held.Unlock()
 	defer crashpoint.Here(crashpoint.Prepared)
@@ -131,18 +132,18 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	rows := held.Rows()
 	pod, err := p.consumerOf(claim, rows)
 	if err != nil {
-		return Result{}, err
+		return Result{}, stage.In("claim", err)
 	}
 	devices, err := p.wantedDevices(claim)
 	if err != nil {
-		return Result{}, err
+		return Result{}, stage.In("parameters", err)
 	}
 	stale := matchRows(rows, pod, devices)
 	if err := p.checkMisdirected(claim, pod, devices); err != nil {
-		return Result{}, err
+		return Result{}, stage.In("parameters", err)
 	}
 	if err := p.join(ctx, claim, devices); err != nil {
-		return Result{}, err
+		return Result{}, stage.In("network", err)
 	}
 	stale = append(stale, splitChanged(devices)...)
 	if len(stale) == 0 && !slices.ContainsFunc(devices, func(w *wanted) bool { return w.row == nil || w.row.Releasing || needsSetup(w.row) }) {
@@ -152,14 +153,14 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	// Reserve first and look at the tables then: whoever had a reservation until now has left its rows there.
 	release, err := p.reserve(ref, pod, devices)
 	if err != nil {
-		return Result{}, err
+		return Result{}, stage.In("device", err)
 	}
 	defer release()
 	if err := p.check(ref, pod, devices); err != nil {
-		return Result{}, err
+		return Result{}, stage.In("device", err)
 	}
 	if err := checkStale(pod, stale); err != nil {
-		return Result{}, err
+		return Result{}, stage.In("device", err)
 	}
 	plan := attachments.Plan{Claim: ref, Stale: stale}
 	for _, w := range devices {

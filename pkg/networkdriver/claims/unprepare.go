@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/networkdriver/internal/crashpoint"
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 )
 
 // Unprepare gives back every device of the claim: the link comes home and the device is freed. It needs only the
@@ -30,7 +31,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 	defer crashpoint.Here(crashpoint.Unprepared)
 	held, err := p.Room.Lock(ctx, claim)
 	if err != nil {
-		return fmt.Errorf("unprepare claim with uid %s: %w", claim, err)
+		return fmt.Errorf("unprepare claim with uid %s: %w", claim, stage.In("lock", err))
 	}
 	defer held.Unlock()
 	rows := held.Rows()
@@ -38,7 +39,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim kubetypes.UID) (err erro
 		use, err := held.Use(ctx, p.Sandboxes.Sandboxes(rows[0].ClaimNamespace))
 		switch {
 		case err != nil:
-			return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, err)
+			return fmt.Errorf("unprepare claim %s (uid %s): %w", rows[0].Claim(), claim, stage.In("claim", err))
 		case use == attachments.UsedByHolder:
 			p.Logger.Warn("Kubelet unprepares a claim whose devices are in a pod that it is reserved for and that runs; they stay there until that pod ends",
 				"claim", rows[0].Claim(), "pod", rows[0].Pod())

@@ -15,6 +15,9 @@ type Metrics struct {
 	devices       *prometheus.GaugeVec
 	conflicts     prometheus.Gauge
 	omissions     prometheus.Gauge
+	// upToDate and failing tell an old publication from one that there was nothing to change in.
+	upToDate prometheus.Gauge
+	failing  prometheus.Gauge
 }
 
 // NewMetrics makes the metrics; they are not registered yet.
@@ -37,12 +40,16 @@ func NewMetrics() *Metrics {
 			"Devices that more than one pool lays claim to.")),
 		omissions: prometheus.NewGauge(gauge("publication_omissions",
 			"Pools and device attributes that are left out because ResourceSlices cannot express them.")),
+		upToDate: prometheus.NewGauge(gauge("last_publication_timestamp_seconds",
+			"When a pool's ResourceSlices were brought up to date last, in seconds since 1970; 0 before the first time.")),
+		failing: prometheus.NewGauge(gauge("publication_failing",
+			"1 while ResourceSlices are not as they should be, since they cannot be published.")),
 	}
 }
 
 // Collectors returns what there is to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.registrations, m.registered, m.publications, m.devices, m.conflicts, m.omissions}
+	return []prometheus.Collector{m.registrations, m.registered, m.publications, m.devices, m.conflicts, m.omissions, m.upToDate, m.failing}
 }
 
 func (m *Metrics) attempted(err error) {
@@ -66,6 +73,16 @@ func (m *Metrics) isRegistered(registered bool) {
 	}
 }
 
+func (m *Metrics) isFailing(failing bool) {
+	if m == nil {
+		return
+	}
+	m.failing.Set(0)
+	if failing {
+		m.failing.Set(1)
+	}
+}
+
 // synced counts one pool's slices brought up to date, or not.
 func (m *Metrics) synced(p *PublicationProblem) {
 	if m == nil {
@@ -76,6 +93,9 @@ func (m *Metrics) synced(p *PublicationProblem) {
 		result = p.Reason
 	}
 	m.publications.WithLabelValues(result).Inc()
+	if p == nil {
+		m.upToDate.SetToCurrentTime()
+	}
 }
 
 func (m *Metrics) published(old, p *Publication) {

@@ -202,6 +202,7 @@ func first(errs map[string]error) error {
 // report remembers the problem for the node config's status, and logs it when it is new.
 func (w *sliceWriter) report(err error) {
 	p := problemOf(err)
+	w.metrics.isFailing(p != nil)
 	switch {
 	case !w.state.problem(p):
 	case p == nil:

@@ -34,6 +34,12 @@ const (
 	writeInterval = 5 * time.Second
 	writeBurst    = 10
 
+	// leaveTimeout bounds how long the agent's end waits for the API server.
+	leaveTimeout = 2 * time.Second
+
+	// ReasonAgentStopped is that of Ready after the agent has ended.
+	ReasonAgentStopped = "AgentStopped"
+
 	// Limits of the API for a status.
 	maxMessageLength = 32768
 	maxPools         = 1024
@@ -53,11 +59,13 @@ type StatusWriter struct {
 	client statusClient
 	node   string
 	wake   chan struct{} // has a token when there may be a pending update
+	// Told, if set, is given each condition that has another status or reason than before, once that is written.
+	Told func(config *v2alpha1.CiliumNetworkDriverNodeConfig, condition metav1.Condition)
 
-	mu      sync.Mutex // guards pending
+	mu      sync.Mutex // guards the fields below
 	pending *update
-
-	written written // belongs to Run
+	latest  *update // pending or not
+	written written
 }
 
 // update is a status to be written.
@@ -105,6 +113,7 @@ func Condition(conditionType string, holds bool, reason, message string) metav1.
 func (w *StatusWriter) Update(config *v2alpha1.CiliumNetworkDriverNodeConfig, status v2alpha1.CiliumNetworkDriverNodeConfigStatus) {
 	w.mu.Lock()
 	w.pending = &update{config: config, status: *status.DeepCopy()}
+	w.latest = w.pending
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -112,8 +121,47 @@ func (w *StatusWriter) Update(config *v2alpha1.CiliumNetworkDriverNodeConfig, st
 	}
 }
 
-// Run writes until ctx ends. It is a job for Hive.
+// Seen is told the object as the API server has it now. A status that somebody else has written, such as the operator for an agent that
+// seemed to be gone, is replaced.
+func (w *StatusWriter) Seen(config *v2alpha1.CiliumNetworkDriverNodeConfig) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if config == nil || w.written.uid != config.UID || equality.Semantic.DeepEqual(w.written.status, config.Status) {
+		return
+	}
+	w.written.status = *config.Status.DeepCopy()
+	if w.pending == nil {
+		w.pending = w.latest
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// leave says in the status that nobody serves any more. What is there stays otherwise as it was.
+func (w *StatusWriter) leave() {
+	w.mu.Lock()
+	last := w.latest
+	w.mu.Unlock()
+	if last == nil {
+		return
+	}
+	w.Told = nil // who is told may have ended
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	status := *last.status.DeepCopy()
+	meta.RemoveStatusCondition(&status.Conditions, v2alpha1.ConditionReady)
+	status.Conditions = append(status.Conditions, Condition(v2alpha1.ConditionReady, false, ReasonAgentStopped,
+		"the agent has ended: pods keep their devices, and nothing is prepared until it runs again"))
+	if err := w.write(ctx, &update{config: last.config, status: status}); err != nil {
+		w.log.Info("The node config's status does not say that the agent has ended", "error", err)
+	}
+}
+
+// Run writes until ctx ends, and says so in the end. It is a job for Hive.
 func (w *StatusWriter) Run(ctx context.Context, health cell.Health) error {
+	defer w.leave()
 	limiter := rate.NewLimiter(rate.Every(writeInterval), writeBurst)
 	backoff := writeBackoff
 	var failing logonce.Problems[metav1.StatusReason]
@@ -187,7 +235,7 @@ func (w *StatusWriter) putBack(update *update) {
 	}
 }
 
-// known returns the status that the API server has for an object: the one last
+// known, of which the caller has the lock, returns the status that the API server has for an object: the one last
 // written, or for an object not written before the one it came with. That is
 // why an agent that starts again finds nothing to write.
 func (w *StatusWriter) known(config *v2alpha1.CiliumNetworkDriverNodeConfig) v2alpha1.CiliumNetworkDriverNodeConfigStatus {
@@ -198,7 +246,9 @@ func (w *StatusWriter) known(config *v2alpha1.CiliumNetworkDriverNodeConfig) v2a
 }
 
 func (w *StatusWriter) write(ctx context.Context, update *update) error {
+	w.mu.Lock()
 	known := w.known(update.config)
+	w.mu.Unlock()
 	status := complete(update.status, known, metav1.Now())
 	if equality.Semantic.DeepEqual(status, known) {
 		return nil
@@ -213,7 +263,15 @@ func (w *StatusWriter) write(ctx context.Context, update *update) error {
 	if err != nil {
 		return fmt.Errorf("writing the status of %s %s: %w", v2alpha1.NodeConfigKind, w.node, err)
 	}
+	w.mu.Lock()
 	w.written = written{uid: uid, status: status}
+	w.mu.Unlock()
+	for _, condition := range status.Conditions {
+		before := meta.FindStatusCondition(known.Conditions, condition.Type)
+		if w.Told != nil && (before == nil || before.Status != condition.Status || before.Reason != condition.Reason) {
+			w.Told(update.config, condition)
+		}
+	}
 	return nil
 }
 

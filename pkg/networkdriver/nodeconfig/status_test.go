@@ -221,3 +221,47 @@ func TestComplete(t *testing.T) {
 	slices.Reverse(status.SkippedDevices)
 	require.Equal(t, got, complete(status, got, metav1.NewTime(time.Now().Add(time.Hour))), "order and time make no difference")
 }
+
+// An agent that ends says so, for nobody else does; whoever has written another status, such as one that the agent is gone, is corrected.
+func TestStatusOfWhoIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &recorder{}
+		writer := newStatusWriter(slog.New(slog.DiscardHandler), server, "worker")
+		var told []string
+		writer.Told = func(_ *v2alpha1.CiliumNetworkDriverNodeConfig, c metav1.Condition) {
+			told = append(told, c.Type+" "+string(c.Status)+" "+c.Reason)
+		}
+		health, _ := cell.NewSimpleHealth()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- writer.Run(ctx, health) }()
+		config := nodeConfig("a")
+		writer.Update(config, ready(1, true))
+		synctest.Wait()
+		require.Len(t, server.writes, 1)
+
+		seen := config.DeepCopy()
+		seen.Status = server.writes[0]
+		writer.Seen(seen)
+		pass(time.Minute)
+		require.Equal(t, 1, server.tries, "its own write is no news")
+
+		seen.Status.Conditions[0].Status, seen.Status.Conditions[0].Reason = metav1.ConditionUnknown, "AgentGone"
+		writer.Seen(seen)
+		pass(time.Minute)
+		require.Len(t, server.writes, 2)
+		require.Equal(t, metav1.ConditionTrue, server.writes[1].Conditions[0].Status)
+		other := nodeConfig("b")
+		writer.Seen(other)
+		writer.Seen(nil)
+		pass(time.Minute)
+		require.Equal(t, 2, server.tries)
+
+		cancel()
+		require.NoError(t, <-done)
+		require.Len(t, server.writes, 3)
+		require.Equal(t, metav1.ConditionFalse, server.writes[2].Conditions[0].Status)
+		require.Equal(t, ReasonAgentStopped, server.writes[2].Conditions[0].Reason)
+		require.Equal(t, []string{"Ready True Applied", "Ready True Applied"}, told)
+	})
+}

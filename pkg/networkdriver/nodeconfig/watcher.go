@@ -23,6 +23,8 @@ type Event struct {
 
 // Watcher follows the node config of one node.
 type Watcher struct {
+	// Seen, if set, is told of each change of the object, of its status too, before Run delivers it.
+	Seen     func(*v2alpha1.CiliumNetworkDriverNodeConfig)
 	follower client.Follower[*v2alpha1.CiliumNetworkDriverNodeConfig]
 	events   chan Event
 
@@ -68,6 +70,9 @@ func (w *Watcher) Run(ctx context.Context, health cell.Health) error {
 
 // deliver puts the state in the channel in place of one that nobody has taken.
 func (w *Watcher) deliver(config *v2alpha1.CiliumNetworkDriverNodeConfig) {
+	if w.Seen != nil {
+		w.Seen(config)
+	}
 	var id identity
 	if config != nil {
 		id = identity{uid: config.UID, generation: config.Generation}

@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/hive/job"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 
 	"github.com/cilium/networkdriver/pkg/health"
@@ -52,6 +53,7 @@ type Config struct {
 	NetworkDriverWriteBurst      int
 
 	NetworkDriverAddressGracePeriod time.Duration
+	NetworkDriverAgentSelector      string
 }
 
 var defaultConfig = Config{
@@ -64,6 +66,7 @@ var defaultConfig = Config{
 	NetworkDriverWriteBurst:      100,
 
 	NetworkDriverAddressGracePeriod: 5 * time.Minute,
+	NetworkDriverAgentSelector:      "app.kubernetes.io/name=cilium-network-driver,app.kubernetes.io/component=agent",
 }
 
 // Flags implements [cell.Flagger].
@@ -78,10 +81,16 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Float64("network-driver-write-qps", c.NetworkDriverWriteQPS, "Writes of node configs and statuses per second, on average")
 	flags.Int("network-driver-write-burst", c.NetworkDriverWriteBurst, "Writes of node configs and statuses in a burst")
 	flags.Duration("network-driver-address-grace-period", c.NetworkDriverAddressGracePeriod, "Time for which a Node has to be deleted or out of service before its addresses are given to others")
+	flags.String("network-driver-agent-selector", c.NetworkDriverAgentSelector, "Labels of the agents' pods in --k8s-namespace, by which a NodeConfig is not ready any more when its node has none; empty: nobody looks")
 }
 
 // Enabled is true for either spelling of the flag.
 func (c Config) Enabled() bool { return c.EnableNetworkDriver || c.EnableCiliumNetworkDriver }
+
+func isSelector(s string) bool {
+	_, err := labels.Parse(s)
+	return err == nil
+}
 
 func (c Config) validate() error {
 	switch {
@@ -93,6 +102,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("--network-driver-refresh-interval: %v is not at least 1s", c.NetworkDriverRefreshInterval)
 	case c.NetworkDriverAddressGracePeriod < time.Second:
 		return fmt.Errorf("--network-driver-address-grace-period: %v is not at least 1s", c.NetworkDriverAddressGracePeriod)
+	case !isSelector(c.NetworkDriverAgentSelector):
+		return fmt.Errorf("--network-driver-agent-selector: %q is not a label selector", c.NetworkDriverAgentSelector)
 	case c.LeaderElectionRetryPeriod <= 0:
 		return fmt.Errorf("--leader-election-retry-period: %v is not above 0", c.LeaderElectionRetryPeriod)
 	case c.LeaderElectionRenewDeadline <= c.LeaderElectionRetryPeriod*6/5:

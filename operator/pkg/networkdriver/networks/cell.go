@@ -20,6 +20,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -33,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/operator/pkg/networkdriver/agents"
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/config"
 	"github.com/cilium/networkdriver/pkg/pause"
 )
@@ -110,12 +112,19 @@ func (o *operator) term(ctx context.Context) error {
 		}
 	}
 	c := o.Config
+	agentPods, err := labels.Parse(c.NetworkDriverAgentSelector)
+	if err != nil {
+		return fmt.Errorf("--network-driver-agent-selector: %w", err)
+	}
 	mgr, err := manager.New(o.RESTConfig, manager.Options{
 		Scheme: scheme,
 		Logger: logr.FromSlogHandler(o.Logger.Handler()),
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: stripNode}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: stripNode},
+				&corev1.Pod{}:  {Namespaces: map[string]cache.Config{c.K8sNamespace: {LabelSelector: agentPods}}, Transform: agents.StripPod},
+			},
 		},
 		Metrics:                       server.Options{BindAddress: "0"},
 		LeaderElection:                true,
@@ -137,7 +146,7 @@ func (o *operator) term(ctx context.Context) error {
 		return err
 	}
 	network := func(a *address) string { return a.network }
-	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, metrics: o.metrics}
+	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, metrics: o.metrics, events: mgr.GetEventRecorder("cilium-operator")}
 	err = builder.ControllerManagedBy(mgr).Named("network-status").
 		Watches(&v2alpha1.CiliumNetworkDriverNetwork{}, handler.EnqueueRequestsFromMapFunc(statuses.all)).
 		WatchesRawSource(addresses.source(network)).
@@ -165,6 +174,11 @@ func (o *operator) term(ctx context.Context) error {
 		Complete(orphans)
 	if err != nil {
 		return err
+	}
+	if !agentPods.Empty() {
+		if err := agents.Add(ctx, mgr, o.Logger); err != nil {
+			return err
+		}
 	}
 	return mgr.Start(ctx)
 }

@@ -18,9 +18,11 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -45,6 +47,7 @@ type statusReconciler struct {
 	client  client.Client
 	ledger  *ledger
 	metrics *metrics
+	events  events.EventRecorder
 }
 
 // all has all networks looked at, since a conflict is one of two.
@@ -94,6 +97,15 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 	was, is := readyOf(before), readyOf(network)
 	if was != is {
 		r.log.Info("Network's state has changed", "network", network.Name, "before", was, "now", is)
+		kind := corev1.EventTypeWarning
+		if is == reasonReady {
+			kind = corev1.EventTypeNormal
+		}
+		regarding := &corev1.ObjectReference{
+			APIVersion: v2alpha1.SchemeGroupVersion.String(), Kind: v2alpha1.NetworkKind, Name: network.Name, UID: network.UID,
+		}
+		message := meta.FindStatusCondition(network.Status.Conditions, v2alpha1.ConditionReady).Message
+		r.events.Eventf(regarding, nil, kind, is, "Judge", "%s", truncated(message))
 	}
 	return result, nil
 }
