@@ -287,6 +287,7 @@ func testAPIColumns(t *testing.T, config *rest.Config, client dynamic.ResourceIn
 	require.NoError(t, unstructured.SetNestedMap(created.Object, map[string]any{
 		"devices":          int64(7),
 		"allocatedDevices": int64(2),
+		"poolUse":          "a 5/7",
 		"conditions": []any{
 			map[string]any{"type": "Degraded", "status": "True", "reason": "PartlyApplied", "message": "m", "lastTransitionTime": "2026-01-02T03:04:05Z"},
 			map[string]any{"type": "Ready", "status": "True", "reason": "Applied", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z"},
@@ -315,6 +316,6 @@ func testAPIColumns(t *testing.T, config *rest.Config, client dynamic.ResourceIn
 	delete(shown, "Age")
 	require.Equal(t, map[string]any{
 		"Name": "columns", "Ready": "True", "Reason": "Applied", "Degraded": "True",
-		"Devices": 7.0, "Allocated": 2.0, "Driver": nil, "Message": "m",
+		"Devices": 7.0, "Allocated": 2.0, "Pools": "a 5/7", "Driver": nil, "Message": "m",
 	}, shown)
 }
