@@ -63,6 +63,8 @@ type Room struct {
 
 	// What follows is used by Run only.
 
+	// began is when the devices were looked at first.
+	began   time.Time
 	devices map[string]device
 	unseen  logonce.Problems[string]
 }
@@ -171,7 +173,7 @@ func (r *Room) judge(seen *sight) (until time.Time) {
 			d = device{}
 			r.devices[name] = d
 		}
-		changed, next := d.step(now, faults, !known)
+		changed, next := d.step(now, faults)
 		if !next.IsZero() && (until.IsZero() || next.Before(until)) {
 			until = next
 		}
@@ -186,13 +188,30 @@ func (r *Room) judge(seen *sight) (until time.Time) {
 		}
 	}
 	if r.initialized != nil {
-		r.initialized(txn)
-		r.initialized = nil
+		until = r.initialize(txn, now, until)
 	}
 	txn.Commit()
 	for _, f := range tell {
 		f()
 	}
+	return until
+}
+
+// initialize completes the table's initializer once what was there when the agent was started has lasted or is gone: an agent that is
+// restarted neither offers for a moment what it did not offer before, nor has pods ended for a flap. It returns when there is to be another
+// look.
+func (r *Room) initialize(txn statedb.WriteTxn, now, until time.Time) time.Time {
+	if r.began.IsZero() {
+		r.began = now
+	}
+	if due := r.began.Add(flap); !until.IsZero() && now.Before(due) {
+		if due.Before(until) {
+			return due
+		}
+		return until
+	}
+	r.initialized(txn)
+	r.initialized = nil
 	return until
 }
 

@@ -242,12 +242,35 @@ func TestOtherCauses(t *testing.T) {
 	})
 }
 
-// An agent that is started while a device has a fault does not offer it for a moment.
+// An agent that is started while a device has a fault does not say how devices are before that has lasted or is over, and without a fault at
+// once. What takes longer to count is not waited for.
 func TestStartWithFault(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "a")
-		w.seen["a"] = []types.Fault{fault(types.CauseNoCarrier)}
-		w.run()
-		require.Equal(t, map[string][]string{"a": {"NoCarrier"}}, w.causes())
-	})
+	for name, tt := range map[string]struct {
+		faults []types.Fault
+		over   bool
+		want   map[string][]string
+		wait   time.Duration
+	}{
+		"none":    {nil, false, map[string][]string{}, 0},
+		"lasts":   {[]types.Fault{fault(types.CauseNoCarrier)}, false, map[string][]string{"a": {"NoCarrier"}}, flap},
+		"flap":    {[]types.Fault{fault(types.CauseNoCarrier)}, true, map[string][]string{}, time.Second + gather},
+		"failing": {[]types.Fault{fault(types.CauseFailing)}, false, map[string][]string{}, flap},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "a", "b")
+				w.seen["a"] = tt.faults
+				_, initialized := w.faults.Initialized(w.db.ReadTxn())
+				start := time.Now()
+				w.run()
+				if tt.over {
+					time.Sleep(time.Second)
+					w.see("a")
+				}
+				<-initialized
+				require.Equal(t, tt.wait, time.Since(start))
+				require.Equal(t, tt.want, w.causes())
+			})
+		})
+	}
 }

@@ -34,10 +34,7 @@ type episode struct {
 
 // step takes what is seen of the device now. changed says whether something else stands than before. until is when something may
 // change without anything else being seen, zero for never.
-//
-// What is seen of a device for the first time stands at once, for nobody knows since when it is so: an agent that is restarted must
-// not offer for a moment what it did not offer before.
-func (d device) step(now time.Time, seen []types.Fault, first bool) (changed bool, until time.Time) {
+func (d device) step(now time.Time, seen []types.Fault) (changed bool, until time.Time) {
 	sooner := func(t time.Time) {
 		if until.IsZero() || t.Before(until) {
 			until = t
@@ -52,7 +49,7 @@ func (d device) step(now time.Time, seen []types.Fault, first bool) (changed boo
 		changed = changed || e.standing && e.fault != fault
 		e.fault, e.gone = fault, time.Time{}
 		if due := e.since.Add(rules[fault.Cause].after); !e.standing {
-			if e.standing = first || !now.Before(due); e.standing {
+			if e.standing = !now.Before(due); e.standing {
 				changed = true
 			} else {
 				sooner(due)

@@ -58,7 +58,8 @@ func TestStates(t *testing.T) {
 			{6*second + peace, nil, true, nil, 0},
 		},
 		"no peace": {
-			{0, noCarrier, true, []types.Cause{types.CauseNoCarrier}, 0}, // seen first with it: nobody knows since when
+			{0, noCarrier, false, nil, flap},
+			{5 * second, noCarrier, true, []types.Cause{types.CauseNoCarrier}, 0},
 			{6 * second, nil, false, []types.Cause{types.CauseNoCarrier}, 6*second + peace},
 			{15 * second, noCarrier, false, []types.Cause{types.CauseNoCarrier}, 0},
 			{16 * second, nil, false, []types.Cause{types.CauseNoCarrier}, 16*second + peace},
@@ -66,6 +67,7 @@ func TestStates(t *testing.T) {
 			{26 * second, nil, true, nil, 0},
 		},
 		"one after the other": {
+			{-5 * second, slow, false, nil, flap - 5*second},
 			{0, slow, true, []types.Cause{types.CauseSlowLink}, 0},
 			{1 * second, noCarrier, false, []types.Cause{types.CauseSlowLink}, 1*second + flap},
 			{3 * second, noCarrier, true, []types.Cause{types.CauseNoCarrier, types.CauseSlowLink}, 1*second + peace},
@@ -82,6 +84,7 @@ func TestStates(t *testing.T) {
 			{1 * second, []types.Fault{fault(types.CauseQuarantined)}, true, []types.Cause{types.CauseQuarantined}, 0},
 		},
 		"another message": {
+			{-5 * second, noCarrier, false, nil, flap - 5*second},
 			{0, noCarrier, true, []types.Cause{types.CauseNoCarrier}, 0},
 			{1 * second, []types.Fault{{Cause: types.CauseNoCarrier, Of: types.OfVF}}, true, []types.Cause{types.CauseNoCarrier}, 0},
 		},
@@ -89,7 +92,7 @@ func TestStates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start, d := time.Unix(1000, 0), device{}
 			for i, step := range steps {
-				changed, until := d.step(start.Add(step.after), step.seen, i == 0)
+				changed, until := d.step(start.Add(step.after), step.seen)
 				require.Equal(t, step.changed, changed, "changed in step %d", i)
 				var causes []types.Cause
 				if row := d.row("d"); row != nil {
@@ -111,13 +114,12 @@ func TestStates(t *testing.T) {
 // 200 flaps of a minute: the link is away for half of the time, and never for long.
 func TestFlaps(t *testing.T) {
 	d, start, changes := device{}, time.Unix(1000, 0), 0
-	d.step(start, nil, true)
 	for i := range 400 {
 		var seen []types.Fault
 		if i%2 == 0 {
 			seen = []types.Fault{fault(types.CauseNoCarrier)}
 		}
-		if changed, _ := d.step(start.Add(time.Duration(i)*150*time.Millisecond), seen, false); changed {
+		if changed, _ := d.step(start.Add(time.Duration(i)*150*time.Millisecond), seen); changed {
 			changes++
 		}
 	}
