@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/test/lab"
 )
 
@@ -95,8 +96,8 @@ func TestHealth(t *testing.T) {
 			func() { e.onNode(n, "ip link set "+lab.Uplink+" up") },
 		},
 	} {
-		began := time.Now()
 		fault.begin()
+		began := time.Now()
 		e.taints(fault.taint, "pf")
 		e.Logf("%s: tainted after %s", fault.cause, time.Since(began))
 		e.healthy("user", fault.cause)
@@ -115,6 +116,35 @@ func TestHealth(t *testing.T) {
 		e.deletePods(waiting)
 	}
 	e.eventSays("user", "DeviceHealthy", "is healthy again")
+}
+
+// TestFaultElsewhere: where the pool has it so, a cable that is pulled ends the pod that has a VF of the PF, and the next one gets a VF of
+// another node.
+func TestFaultElsewhere(t *testing.T) {
+	e := startEverywhere(t)
+	e.ensureVFs()
+	e.guard()
+	spec := sriovSpec()
+	spec.Pools[0].FaultEffect = v2alpha1.FaultEffectNoExecute
+	for _, n := range e.Nodes() {
+		e.configure(n.Name(), spec)
+		e.waitDevices(n.Name(), "sriov-pool", vfCount)
+	}
+	e.class("vf", "sriov-pool")
+	e.vlanTemplate("vf", "vf", 1007)
+	e.pod("user", e.node.Name(), "vf")
+	e.running("user")
+	carrier := func(up bool) { require.NoError(e, e.node.SetCarrier(e.ctx, lab.Uplink, up)) }
+	e.atEnd(func() { carrier(true) })
+	carrier(false)
+	pulled := time.Now()
+	e.gone("user")
+	e.Logf("the pod is gone after %s", time.Since(pulled))
+	e.pod("next", "", "vf")
+	e.running("next")
+	require.NotEqual(e, e.node.Name(), e.podNode("next").Name())
+	carrier(true)
+	e.taints("", "")
 }
 
 // TestFlappingLink: 200 flaps of the link, each of less than a second, taint nothing for long and cost the API server little.

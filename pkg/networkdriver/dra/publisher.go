@@ -231,8 +231,8 @@ func (p *publisher) offer(offered []*tables.Pool) error {
 	return nil
 }
 
-// taintTimes say since when taints are there. The library that writes slices would keep the times that the API server gives, but of all taints
-// of a device only the last one's.
+// taintTimes say since when taints are there. The library that writes slices would keep the times that the API server gives, but of all
+// taints of a device only the last one's.
 type taintTimes map[taintKey]*metav1.Time
 
 type taintKey struct {
