@@ -8,6 +8,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,10 +35,12 @@ type world struct {
 	inventory   *inventory.Inventory
 	room        *Room
 	log         bytes.Buffer
-	// seen is what the manager sees of every device, err that it sees nothing, events its link events.
-	seen   map[string][]types.Fault
-	err    error
-	events chan struct{}
+	events      chan struct{} // link events
+
+	mu sync.Mutex // guards the fields below
+	// seen is what the manager sees of every device, err that it sees nothing.
+	seen map[string][]types.Fault
+	err  error
 	// looks counts the manager's looks by whether they had to be fresh.
 	looks map[bool]int
 	// quarantined are the quarantined devices.
@@ -44,6 +49,8 @@ type world struct {
 }
 
 func (w *world) Examine(_ context.Context, devices []types.Prepared, fresh bool) ([][]types.Fault, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.looks[fresh]++
 	faults := make([][]types.Fault, len(devices))
 	for i, d := range devices {
@@ -65,14 +72,21 @@ func (w *world) WatchLinks(ctx context.Context, notify func()) error {
 }
 
 func (w *world) Unhealthy(row *tables.DRAAllocation, message string) {
-	w.told = append(w.told, row.Pod()+": "+message)
+	w.with(func() { w.told = append(w.told, row.Pod()+": "+message) })
 }
 
 func (w *world) Healthy(row *tables.DRAAllocation, message string) { w.Unhealthy(row, message) }
 
+// with changes the world, or looks at it, while a room runs on it.
+func (w *world) with(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change()
+}
+
 // see has the manager see something else, of which an event tells.
 func (w *world) see(device string, faults ...types.Fault) {
-	w.seen[device] = faults
+	w.with(func() { w.seen[device] = faults })
 	w.events <- struct{}{}
 }
 
@@ -100,9 +114,12 @@ func newWorld(t *testing.T, names ...string) *world {
 	w.inventory = inventory.New(log, w.db, devices, reports, w.allocations)
 	w.room = New(Params{
 		Logger: log, DB: w.db, Table: w.faults, Devices: devices, Allocations: w.allocations, Reports: reports,
-		Examiners:  map[types.DeviceManagerType]types.Examiner{types.DeviceManagerTypeSRIOV: w},
-		Quarantine: func() (map[string]string, <-chan struct{}) { return w.quarantined, nil },
-		Events:     w, Metrics: NewMetrics(),
+		Examiners: map[types.DeviceManagerType]types.Examiner{types.DeviceManagerTypeSRIOV: w},
+		Quarantine: func() (quarantined map[string]string, changed <-chan struct{}) {
+			w.with(func() { quarantined = w.quarantined })
+			return quarantined, nil
+		},
+		Events: w, Metrics: NewMetrics(),
 	})
 	w.publish(names)
 	w.inventory.Expect(types.DeviceManagerTypeSRIOV)
@@ -151,6 +168,10 @@ func TestCarrier(t *testing.T) {
 		<-initialized
 		require.Empty(t, w.causes())
 
+		told := func() (told []string) {
+			w.with(func() { told = slices.Clone(w.told) })
+			return told
+		}
 		lost := fault(types.CauseNoCarrier)
 		w.see("a", lost)
 		time.Sleep(time.Second)
@@ -161,7 +182,7 @@ func TestCarrier(t *testing.T) {
 		w.see("a", lost)
 		time.Sleep(2 * time.Second)
 		require.Equal(t, map[string][]string{"a": {"NoCarrier"}}, w.causes())
-		require.Equal(t, []string{"ns/pod: device a of pool pool: message of NoCarrier"}, w.told)
+		require.Equal(t, []string{"ns/pod: device a of pool pool: message of NoCarrier"}, told())
 		require.NoError(t, testutil.CollectAndCompare(only{w.room.Metrics.unhealthy, "NoCarrier"}, bytes.NewBufferString(
 			"# HELP cilium_networkdriver_unhealthy_devices Devices that have a fault, by its cause. A device may have several.\n"+
 				"# TYPE cilium_networkdriver_unhealthy_devices gauge\n"+
@@ -171,8 +192,8 @@ func TestCarrier(t *testing.T) {
 		require.Equal(t, map[string][]string{"a": {"NoCarrier"}}, w.causes())
 		time.Sleep(2 * time.Second)
 		require.Empty(t, w.causes())
-		require.Equal(t, "ns/pod: device a of pool pool is healthy again", w.told[1])
-		require.Len(t, w.told, 2)
+		require.Len(t, told(), 2)
+		require.Equal(t, "ns/pod: device a of pool pool is healthy again", told()[1])
 	})
 }
 
@@ -191,18 +212,22 @@ func TestLooks(t *testing.T) {
 		w.run()
 		time.Sleep(time.Second)
 		w.causes()
-		clear(w.looks)
+		looks := func() (looks map[bool]int) {
+			w.with(func() { looks = maps.Clone(w.looks) })
+			return looks
+		}
+		w.with(func() { clear(w.looks) })
 		time.Sleep(time.Minute)
 		w.causes()
-		require.Equal(t, map[bool]int{true: 6}, w.looks)
+		require.Equal(t, map[bool]int{true: 6}, looks())
 		require.NoError(t, w.room.Look(t.Context()))
-		require.Equal(t, map[bool]int{true: 7}, w.looks)
+		require.Equal(t, map[bool]int{true: 7}, looks())
 
 		// What cannot be told leaves what was known, and is said once.
 		w.see("a", fault(types.CausePFDown))
 		time.Sleep(2 * time.Second)
 		require.Equal(t, map[string][]string{"a": {"PFDown"}}, w.causes())
-		w.err = errors.New("boom")
+		w.with(func() { w.err = errors.New("boom") })
 		w.see("a")
 		require.ErrorContains(t, w.room.Look(t.Context()), "boom")
 		time.Sleep(time.Minute)
@@ -220,7 +245,7 @@ func TestOtherCauses(t *testing.T) {
 		}
 		w.run()
 		require.Empty(t, w.causes())
-		w.quarantined = map[string]string{"quarantined": "why"}
+		w.with(func() { w.quarantined = map[string]string{"quarantined": "why"} })
 		w.allocate("failing", "boom")
 		w.publish([]string{"failing", "fine"},
 			types.Skipped{Device: "driverless", Reason: "no driver", Cause: types.CauseDriverGone, Of: types.OfVF},
@@ -234,7 +259,7 @@ func TestOtherCauses(t *testing.T) {
 		require.Equal(t, want, w.causes())
 
 		// A manager that is off says nothing of devices.
-		w.quarantined = nil
+		w.with(func() { w.quarantined = nil })
 		w.inventory.Withdraw(types.DeviceManagerTypeSRIOV)
 		w.allocate("failing", "")
 		time.Sleep(peace + time.Second)
