@@ -127,7 +127,7 @@ func (e *T) onFabric(n *lab.Node, link, address, rule, route, far string) (route
 // names. Left out is what each program chooses for itself: the number of the table and the word for who made a route.
 func (e *T) routesFrom(pod, name, addr string) (routes []string) {
 	e.Helper()
-	table := e.mustInPod(pod, fmt.Sprintf("ip rule | sed -n 's/.*from %s lookup //p'", addr))
+	table := e.mustInPod(pod, fmt.Sprintf(`ip rule | sed -n 's/.*from %s lookup \([0-9]*\).*/\1/p'`, addr))
 	require.NotEmpty(e, table, "pod %s has no rule for %s", pod, addr)
 	for line := range strings.Lines(e.mustInPod(pod, "ip route show table "+table)) {
 		words := strings.Fields(line)
