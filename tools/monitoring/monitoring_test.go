@@ -307,6 +307,7 @@ func TestAlerts(t *testing.T) {
 	}
 	states := map[string][2][]*series{ // well and ill
 		"NetworkDriverDeviceFailed":         gauge("allocations", 0, 1, "state", "Failed"),
+		"NetworkDriverDeviceUnhealthy":      gauge("unhealthy_devices", 0, 1, "cause", "CarrierLost"),
 		"NetworkDriverDeviceQuarantined":    gauge("quarantined_devices", 0, 1),
 		"NetworkDriverPublicationStale":     gauge("publication_failing", 0, 1),
 		"NetworkDriverNotRegistered":        gauge("registered", 1, 0),
