@@ -58,8 +58,7 @@ func (r *Room) gateOf(claim kubetypes.UID, in *types.Attachment) (cdi.Gate, erro
 			return gate, fmt.Errorf("%s: %w", describe(row), err)
 		}
 		if e.Address != "" {
-			gate.PodClaim = cmp.Or(row.PodClaim, row.ClaimName)
-			gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, Exposure: e})
+			gate.Exposed = append(gate.Exposed, cdi.Exposed{Request: row.Request, PodClaim: cmp.Or(row.PodClaim, row.ClaimName), Exposure: e})
 		}
 		// Of a device with several links it is not known which one is meant.
 		if id := row.PreparedDevice.Link(); id.Device != "" && id.PermMAC == "" {

@@ -153,8 +153,7 @@ func TestGateOfDrivenDevice(t *testing.T) {
 	f.insert(plain)
 	f.prepare("other", "b", 2)
 	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
-	require.Equal(t, "nets", f.world.opened.PodClaim)
-	require.Equal(t, []cdi.Exposed{{Request: "net", Exposure: types.Exposure{Address: "vfio", Nodes: []string{"/dev/vfio"}}}}, f.world.opened.Exposed)
+	require.Equal(t, []cdi.Exposed{{Request: "net", PodClaim: "nets", Exposure: types.Exposure{Address: "vfio", Nodes: []string{"/dev/vfio"}}}}, f.world.opened.Exposed)
 	require.True(t, f.LocksMemory(marked("pod", "s1")))
 	require.False(t, f.LocksMemory([]string{"PATH=/bin"}))
 	require.False(t, f.LocksMemory(marked("other", "s1")))
@@ -169,7 +168,7 @@ func TestGateOfDrivenDevice(t *testing.T) {
 	require.NoError(t, f.release(t.Context(), "pod"))
 	f.insert(row)
 	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s2")))
-	require.Equal(t, "claim", f.world.opened.PodClaim, "a named claim is called what it is")
+	require.Equal(t, "claim", f.world.opened.Exposed[0].PodClaim, "a named claim is called what it is")
 }
 
 // The nodes of a device are looked for when it is in the sandbox. Without them no container starts, and it is tried again.

@@ -96,11 +96,10 @@ func TestExposed(t *testing.T) {
 	folder := t.TempDir()
 	f := newFiles(t, folder)
 	gate := gateOf(claim, "s", "lan/fast", "wan", "net")
-	gate.PodClaim = "my-nets"
 	gate.Exposed = []Exposed{ // nodes that any machine has
-		{"lan/fast", types.Exposure{Address: "0000:01:10.0", Nodes: []string{"/dev/null", "/dev/zero"}}},
-		{"lan/fast", types.Exposure{Address: "0000:01:10.2", Nodes: []string{"/dev/null", "/dev/full"}}},
-		{"wan", types.Exposure{Address: "0000:02:10.0", Nodes: []string{"/dev/null", "/dev/random"}}},
+		{"lan/fast", "my-nets", types.Exposure{Address: "0000:01:10.0", Nodes: []string{"/dev/null", "/dev/zero"}}},
+		{"lan/fast", "my-nets", types.Exposure{Address: "0000:01:10.2", Nodes: []string{"/dev/null", "/dev/full"}}},
+		{"wan", "example.com/mlnx_rdma-dp.v2", types.Exposure{Address: "0000:02:10.0", Nodes: []string{"/dev/null", "/dev/random"}}},
 	}
 	require.NoError(t, f.OpenGate(gate))
 	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(folder))
@@ -111,7 +110,7 @@ func TestExposed(t *testing.T) {
 		env, nodes []string
 	}{
 		{"lan", []string{"PCIDEVICE_MY_NETS_LAN=0000:01:10.0,0000:01:10.2"}, []string{"/dev/full", "/dev/null", "/dev/zero"}},
-		{"wan", []string{"PCIDEVICE_MY_NETS_WAN=0000:02:10.0"}, []string{"/dev/null", "/dev/random"}},
+		{"wan", []string{"PCIDEVICE_EXAMPLE_COM_MLNX_RDMA_DP_V2=0000:02:10.0"}, []string{"/dev/null", "/dev/random"}},
 		{"net", nil, nil},
 	} {
 		spec := &oci.Spec{Process: &oci.Process{User: oci.User{UID: 1000, GID: 1000}}}

@@ -88,19 +88,19 @@ type Gate struct {
 	Requests []string
 	// Sandbox is the runtime's name of the sandbox, and NetNS the path of its network namespace.
 	Sandbox, NetNS string
-	// Exposed are the devices that programs drive themselves.
+	// Exposed are the devices that programs open themselves.
 	Exposed []Exposed
-	// PodClaim is what the pod calls the claim, by which programs find their devices.
-	PodClaim string
 	// Hardware are the claim's devices that have one interface each, which is in the sandbox.
 	Hardware []gatehook.Device
 	// ClaimName and Pod are the namespaces and names of the claim and of the pod that has its devices, for people.
 	ClaimName, Pod string
 }
 
-// Exposed is a device that a program drives itself, with the request that it is of.
+// Exposed is a device that a program opens itself, with the request that it is of.
 type Exposed struct {
 	Request string
+	// PodClaim is what the pod calls the claim: its name there, or the extended resource that the pod asks for instead of a claim.
+	PodClaim string
 	types.Exposure
 }
 
@@ -356,13 +356,15 @@ func (f *Files) spec(g Gate, common specs.ContainerEdits) ([]byte, error) {
 func (g Gate) edits(device string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{Env: []string{Marker{g.Claim, g.Sandbox}.variable()}}
 	var addresses, nodes []string
+	variable := ""
 	for _, e := range g.Exposed {
 		if deviceName(g.Claim, e.Request) == device {
 			addresses, nodes = append(addresses, e.Address), append(nodes, e.Nodes...)
+			variable = addressVariable(e.PodClaim, device[len(g.Claim)+1:])
 		}
 	}
 	if len(addresses) > 0 {
-		edits.Env = append(edits.Env, addressVariable(g.PodClaim, device[len(g.Claim)+1:])+"="+strings.Join(addresses, ","))
+		edits.Env = append(edits.Env, variable+"="+strings.Join(addresses, ","))
 	}
 	slices.Sort(nodes)
 	for _, node := range slices.Compact(nodes) {

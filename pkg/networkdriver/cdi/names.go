@@ -54,9 +54,14 @@ func (m Marker) variable() string {
 	return markerPrefix + strings.ToUpper(hex.EncodeToString(sum[:6])) + "=" + string(m.Claim) + "/" + m.Sandbox
 }
 
-// addressVariable is the name of the environment variable with the addresses of the devices of a request. It is that of the
-// device plugin of the SR-IOV network operator, but for what comes after the prefix.
+// addressVariable is the name of the environment variable with the addresses of the devices of a request. For an extended resource,
+// which alone has a slash in its name, it is that of the device plugin of the SR-IOV network operator; for a claim it differs in what
+// comes after the prefix.
 func addressVariable(podClaim, request string) string {
+	name := podClaim
+	if !strings.Contains(podClaim, "/") {
+		name += "_" + request
+	}
 	return "PCIDEVICE_" + strings.Map(func(r rune) rune {
 		switch {
 		case 'a' <= r && r <= 'z':
@@ -66,7 +71,7 @@ func addressVariable(podClaim, request string) string {
 		default:
 			return '_'
 		}
-	}, podClaim+"_"+request)
+	}, name)
 }
 
 // MarkersIn returns the markers in a container's environment. Whoever writes the pod may write any.

@@ -387,8 +387,10 @@ type fakeNetworks struct {
 	// classes are parameters of device classes, as fromClass has them in claims, read counts the reads of them, and away is what the next
 	// questions are answered with.
 	classes map[string][]string
-	read    int
-	away    []error
+	// resources are the extended resources of device classes.
+	resources map[string]string
+	read      int
+	away      []error
 }
 
 func (n *fakeNetworks) GetClass(_ context.Context, name string) (*resourceapi.DeviceClass, error) {
@@ -400,7 +402,10 @@ func (n *fakeNetworks) GetClass(_ context.Context, name string) (*resourceapi.De
 	if !ok {
 		return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
 	}
-	class := &resourceapi.DeviceClass{}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if resource, ok := n.resources[name]; ok {
+		class.Spec.ExtendedResourceName = &resource
+	}
 	for _, raw := range parameters {
 		class.Spec.Config = append(class.Spec.Config, resourceapi.DeviceClassConfiguration{DeviceConfiguration: opaque(testDriver, raw)})
 	}

@@ -13,6 +13,7 @@ import (
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/internal/testenv"
@@ -224,6 +225,41 @@ func TestPrepareForProgram(t *testing.T) {
 	r := newRestored(t, newFakeAPI(claim))
 	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{podWith("p", "c")}))
 	require.Equal(t, "nets", r.row("a").PodClaim)
+}
+
+// TestPrepareForExtendedResource tells programs of a pod that knows nothing of claims by the resource that it asked for, as a device
+// plugin did.
+func TestPrepareForExtendedResource(t *testing.T) {
+	f := newFixture(t, "a", "b", "c")
+	f.networks.classes["red"], f.networks.classes["blue"] = nil, nil
+	f.networks.resources = map[string]string{"red": "example.com/vf"}
+	claim := newClaim("c", withClass("container-0-request-0", "a", "red"), withClass("container-1-request-0", "b", "blue"), withClass("container-1-request-1", "c", "red"),
+		fromClass(`{"rdma":true}`, "container-0-request-0"), fromClass(`{"driver":"vfio-pci"}`, "container-1-request-0"))
+	claim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+	f.networks.away = []error{errors.New("connection refused")}
+	_, err := f.Prepare(t.Context(), claim)
+	require.ErrorContains(t, err, "connection refused")
+	require.False(t, IsPermanent(err))
+	require.Empty(t, f.host.takeCalls())
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+	require.Equal(t, "example.com/vf", f.row("a").PodClaim)
+	require.Equal(t, "deviceclass.resource.kubernetes.io/blue", f.row("b").PodClaim, "a class without a resource of its own")
+	require.Empty(t, f.row("c").PodClaim, "no program opens it")
+
+	record := changed(func(r *types.Record) {
+		r.Version, r.Config = types.RecordVersionRDMA, types.DeviceConfig{RDMA: true}
+	})
+	claim = newClaim("c", forPod("p"), with("container-0-request-0", "a"), fromClass(`{"rdma":true}`), recorded("a", record))
+	claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(podWith("p"), corev1.SchemeGroupVersion.WithKind("Pod"))}
+	r := newRestored(t, newFakeAPI(claim))
+	pod := podWith("p")
+	pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "c", RequestMappings: []corev1.ContainerExtendedResourceRequest{
+		{ContainerName: "app", ResourceName: "example.com/other", RequestName: "container-0-request-1"},
+		{ContainerName: "app", ResourceName: "example.com/vf", RequestName: "container-0-request-0"},
+	}}
+	require.NoError(t, r.restorer.Restore(t.Context(), []*corev1.Pod{pod}))
+	require.Equal(t, "example.com/vf", r.row("a").PodClaim)
 }
 
 // TestRestoreImpossible does not believe a record of what its device cannot have been prepared for.

@@ -168,7 +168,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 			plan.Keep = append(plan.Keep, w.row)
 		} else {
 			row := newRow(ref, pod, w)
-			row.PodClaim = podClaimOf(claim, w.config)
+			if row.PodClaim, err = p.podClaimOf(ctx, claim, w); err != nil {
+				return Result{}, err
+			}
 			plan.SetUp = append(plan.SetUp, row)
 		}
 	}
@@ -440,13 +442,27 @@ func newRow(claim Ref, pod resourceapi.ResourceClaimConsumerReference, w *wanted
 	}
 }
 
-// podClaimOf is what the pod calls the claim, as far as the claim tells: one that was made from a template does. It is for
-// programs that drive a device themselves.
-func podClaimOf(claim *resourceapi.ResourceClaim, config types.DeviceConfig) string {
-	if config.Driver == "" {
-		return ""
+// podClaimOf is what the pod calls the device's claim, as far as that can be told: one that was made from a template says so, and the
+// device class of one that the scheduler made says which extended resource the pod asked for. It is for programs that open a device
+// themselves.
+func (p *Preparer) podClaimOf(ctx context.Context, claim *resourceapi.ResourceClaim, w *wanted) (string, error) {
+	switch {
+	case w.config.Driver == "" && !w.config.RDMA:
+		return "", nil
+	case claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true":
+		return claim.Annotations[resourceapi.PodResourceClaimAnnotation], nil
 	}
-	return claim.Annotations[resourceapi.PodResourceClaimAnnotation]
+	for _, request := range claim.Spec.Devices.Requests {
+		if request.Name != resourceclaim.BaseRequestRef(w.request) || request.Exactly == nil {
+			continue
+		}
+		class, err := p.Classes.GetClass(ctx, request.Exactly.DeviceClassName)
+		if err != nil {
+			return "", fmt.Errorf("request %q: %w", w.request, err)
+		}
+		return ptr.Deref(class.Spec.ExtendedResourceName, resourceapi.ResourceDeviceClassPrefix+class.Name), nil
+	}
+	return "", nil
 }
 
 func (p *Preparer) resultOf(devices []*wanted) Result {

@@ -402,6 +402,7 @@ func (r *Restorer) rowsOf(ctx context.Context, c *podClaim, journaled map[string
 		row, err := r.restore(c, result.Device, entry.Data.Raw)
 		if err == nil {
 			row.Pool, row.Request = pool, result.Request
+			row.PodClaim = c.podClaim(row)
 		}
 		switch {
 		case errors.Is(err, errGivenBack):
@@ -521,7 +522,6 @@ func (r *Restorer) restore(c *podClaim, device string, data []byte) (*tables.DRA
 		ClaimNamespace: c.object.Namespace,
 		ClaimName:      c.object.Name,
 		PodName:        podName,
-		PodClaim:       podClaimOf(c.object, record.Config),
 		Held:           true,
 		Releasing:      former,
 	}, nil
@@ -559,6 +559,25 @@ func (c *podClaim) user(uid kubetypes.UID) (name string, former bool, err error)
 		return name, true, nil
 	}
 	return "", false, err
+}
+
+// podClaim is what the pod calls the claim of the row's device, as [Preparer] finds it.
+func (c *podClaim) podClaim(row *tables.DRAAllocation) string {
+	if row.Config.Driver == "" && !row.Config.RDMA {
+		return ""
+	}
+	for _, use := range c.pods {
+		status := use.pod.Status.ExtendedResourceClaimStatus
+		if status == nil || status.ResourceClaimName != c.name {
+			continue
+		}
+		for _, m := range status.RequestMappings {
+			if m.RequestName == resourceclaim.BaseRequestRef(row.Request) {
+				return m.ResourceName
+			}
+		}
+	}
+	return c.object.Annotations[resourceapi.PodResourceClaimAnnotation]
 }
 
 func podNames(c *podClaim) []string {

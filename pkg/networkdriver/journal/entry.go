@@ -47,8 +47,7 @@ type Entry struct {
 	PodUID         kubetypes.UID      `json:"podUID"`
 	Request        string             `json:"request"`
 	Config         types.DeviceConfig `json:"config"`
-	// PodClaim is what the pod calls the claim. It comes with a Config that has a driver, which agents that do not know the one do not
-	// know either.
+	// PodClaim is that of the allocation's row.
 	PodClaim string `json:"podClaim,omitempty"`
 	// Settled is true from when the device is set up until it is being given back. What is not settled was never
 	// promised to kubelet, or is not any more, and is undone.

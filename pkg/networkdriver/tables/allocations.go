@@ -40,7 +40,8 @@ type DRAAllocation struct {
 	PodName        string
 	// Request is the claim's request (or request/subrequest) that the device satisfies.
 	Request string
-	// PodClaim is what the pod calls the claim, if that is known and the configuration has a driver: programs find their device by it.
+	// PodClaim is what the pod calls the device's claim, if that is known, by which programs find the device that they open: the name in its
+	// spec, or the extended resource that it asks for instead of a claim.
 	PodClaim string `json:",omitempty"`
 	// Attachment says where the link is while it is in the pod; nil before and after.
 	Attachment *types.Attachment `json:",omitempty"`
