@@ -50,7 +50,7 @@ var extraModules = []string{
 	"8021q", "af_packet_diag", "bonding", "bridge", "br_netfilter", "ipvlan", "macvlan", "tun", "vrf", "vxlan", "nft_compat", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet", "nf_nat",
 	"nf_conntrack", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_MASQUERADE", "xt_nat", "xt_tcpudp", "xt_multiport",
 	"iptable_nat", "iptable_filter", "team", "ifb", "sch_ingress", "cls_bpf", "act_mirred", "vfio_iommu_type1", "xfrm_user", "nlmon",
-	"ib_umad", "rdma_rxe", "rdma_ucm",
+	"crc32_generic", "ib_umad", "rdma_rxe", "rdma_ucm",
 }
 
 // bootModules are what the initial RAM disk needs to find the disk.
