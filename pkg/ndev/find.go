@@ -38,7 +38,7 @@ const (
 	seeCondition   = "troubleshoot.md#by-condition"
 	seeAgent       = "troubleshoot.md#agent-is-not-ready"
 	seeGate        = "troubleshoot.md#the-container-gate"
-	seeHealth      = "troubleshoot.md#device-is-not-healthy"
+	seeHealth      = "troubleshoot.md#a-device-is-unhealthy"
 	seeTerminating = "troubleshoot.md#pod-stays-in-terminating"
 	seeShared      = "use.md#one-pod-per-claim"
 	seeNever       = "use.md#never-run-without-the-device"
