@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -136,13 +137,28 @@ func TestFaultsCostLittle(t *testing.T) {
 
 // looker looks for faults, in vain if there is an error.
 type looker struct {
+	mu    sync.Mutex // guards the fields below
 	looks int
 	err   error
 }
 
 func (l *looker) Look(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.looks++
 	return l.err
+}
+
+func (l *looker) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
+}
+
+func (l *looker) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.looks
 }
 
 // Kubelet hears of the prepared devices at once, at each change, and before what it knows is too old; and nothing that was not looked at.
@@ -189,14 +205,13 @@ func TestHealthReports(t *testing.T) {
 		require.Equal(t, []kubeletplugin.DeviceHealth{a, b}, report.Devices)
 		require.LessOrEqual(t, after, settleTime)
 
-		health.err = errors.New("boom")
+		health.fail(errors.New("boom"))
 		select {
 		case <-reports:
 			t.Error("reported what was not looked at")
 		case <-time.After(time.Minute):
 		}
-		looks := health.looks
-		require.GreaterOrEqual(t, looks, 4)
+		require.GreaterOrEqual(t, health.count(), 4)
 		cancel()
 		require.NoError(t, <-done)
 	})
