@@ -57,7 +57,7 @@ images: bin/images ## Pack agent and operator into container images for each arc
 
 .PHONY: kubectl-ndev
 kubectl-ndev: ## Pack the kubectl plugin ndev for each of NDEV_PLATFORMS, with Krew's manifest, in _out/kubectl-ndev.
-	@rm -rf $(NDEV) && mkdir -p $(NDEV) && sed 's/VERSION/$(VERSION)/' install/krew/ndev.yaml >$(NDEV)/ndev.yaml
+	@rm -rf $(NDEV) && mkdir -p $(NDEV) && sed 's/\bVERSION\b/$(VERSION)/' install/krew/ndev.yaml >$(NDEV)/ndev.yaml
 	@set -e; for platform in $(NDEV_PLATFORMS); do \
 		name=$${platform%/*}-$${platform#*/}; archive=$(NDEV)/kubectl-ndev-$$name.tar.gz; \
 		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GOBUILD) -buildvcs=false -o $(NDEV)/$$name/kubectl-ndev ./cmd/kubectl-ndev; \

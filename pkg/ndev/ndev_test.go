@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
@@ -230,6 +231,33 @@ func TestRecord(t *testing.T) {
 	for _, raw := range []string{"", "null", "[]", `{"config": 1}`, `{"config": {"vlan": "x"}}`} {
 		require.Zero(t, recordOf(&resourceapi.AllocatedDeviceStatus{Data: &runtime.RawExtension{Raw: []byte(raw)}}))
 	}
+}
+
+// TestKrew: Krew's manifest is for the platforms that are built, and leads to what each is packed as.
+func TestKrew(t *testing.T) {
+	manifest, err := os.ReadFile("../../install/krew/ndev.yaml")
+	require.NoError(t, err)
+	var plugin struct {
+		Spec struct {
+			Platforms []struct {
+				Selector         struct{ MatchLabels struct{ OS, Arch string } }
+				URI, SHA256, Bin string
+			}
+		}
+	}
+	require.NoError(t, yaml.Unmarshal(manifest, &plugin))
+	makefile, err := os.ReadFile("../../Makefile")
+	require.NoError(t, err)
+	var platforms []string
+	for _, p := range plugin.Spec.Platforms {
+		labels := p.Selector.MatchLabels
+		platforms = append(platforms, labels.OS+"/"+labels.Arch)
+		name := labels.OS + "-" + labels.Arch
+		require.Equal(t, "https://github.com/cilium/networkdriver/releases/download/VERSION/kubectl-ndev-"+name+".tar.gz", p.URI)
+		require.Equal(t, "SHA256-"+name, p.SHA256, "make fills it in")
+		require.Equal(t, "kubectl-ndev", p.Bin)
+	}
+	require.Contains(t, string(makefile), "\nNDEV_PLATFORMS ?= "+strings.Join(platforms, " ")+"\n")
 }
 
 // TestSections: the sections that findings point to exist.
