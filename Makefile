@@ -28,7 +28,7 @@ IMAGE_TAG ?= $(shell sed -n 's/^appVersion: //p' $(CHART)/Chart.yaml)
 IMAGE_ARCHS ?= amd64 arm64
 IMAGES := _out/images
 # What the kubectl plugin is built for.
-NDEV_PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+NDEV_PLATFORMS ?= linux/amd64 linux/arm64
 NDEV := _out/kubectl-ndev
 FAULTS := _out/faults
 # The packages with unit tests.

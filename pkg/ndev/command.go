@@ -4,7 +4,7 @@
 // Package ndev is kubectl's plugin ndev. It tells from the API server alone, without access to a node, which devices the nodes have
 // and who has them, and of one pod why it has its devices or has not. It only reads.
 //
-// It imports nothing of the agent, so that it runs wherever kubectl does.
+// It imports nothing of the agent, whose packages are for Linux alone.
 package ndev
 
 import (
