@@ -91,7 +91,7 @@ func (o objects) Get(ctx context.Context, name string) (address *v2alpha1.Cilium
 
 func (o objects) InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
 	return o.list(ctx, "in block "+block, !fresh, func(a *v2alpha1.CiliumNetworkDriverAddress) bool {
-		return a.Labels[v2alpha1.LabelNetwork] == network && a.Labels[v2alpha1.LabelBlock] == block
+		return (network == "" || a.Labels[v2alpha1.LabelNetwork] == network) && a.Labels[v2alpha1.LabelBlock] == block
 	})
 }
 

@@ -72,7 +72,11 @@ func (c *Client) Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkD
 // InBlock implements [Objects]. An API server that is asked for no version looks into its cache at once. Else it asks etcd for the
 // present one, waits until its cache has that, and, where that takes seconds, reads all addresses from etcd.
 func (c *Client) InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error) {
-	options := metav1.ListOptions{LabelSelector: labels.Set{v2alpha1.LabelNetwork: network, v2alpha1.LabelBlock: block}.String()}
+	selector := labels.Set{v2alpha1.LabelBlock: block}
+	if network != "" {
+		selector[v2alpha1.LabelNetwork] = network
+	}
+	options := metav1.ListOptions{LabelSelector: selector.String()}
 	if !fresh {
 		options.ResourceVersion = "0"
 	}

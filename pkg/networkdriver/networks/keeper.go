@@ -43,8 +43,8 @@ type Objects interface {
 	// Create makes the object; that one of the name exists is an error that [apierrors.IsAlreadyExists] knows.
 	Create(ctx context.Context, address *v2alpha1.CiliumNetworkDriverAddress) error
 	Get(ctx context.Context, name string) (*v2alpha1.CiliumNetworkDriverAddress, error)
-	// InBlock returns a network's addresses in the block, as the API server has them in its cache, which may be behind; fresh asks for
-	// an answer that is not.
+	// InBlock returns a network's addresses in the block, or, for an empty network, those of all networks, as the API server has them in
+	// its cache, which may be behind; fresh asks for an answer that is not.
 	InBlock(ctx context.Context, network, block string, fresh bool) ([]v2alpha1.CiliumNetworkDriverAddress, error)
 	// Reserved returns a network's addresses with the reservation, as their label has it.
 	Reserved(ctx context.Context, network, reservation string) ([]v2alpha1.CiliumNetworkDriverAddress, error)

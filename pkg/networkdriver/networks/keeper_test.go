@@ -116,9 +116,14 @@ func (o *fakeObjects) InBlock(_ context.Context, network, block string, fresh bo
 		if o.cached != nil && !fresh {
 			objects = o.cached
 		}
-		for name := range o.blocks[network+"/"+block] {
-			if a, ok := objects[name]; ok {
-				found = append(found, a)
+		for labels, names := range o.blocks {
+			if network != "" && labels != network+"/"+block || !strings.HasSuffix(labels, "/"+block) {
+				continue
+			}
+			for name := range names {
+				if a, ok := objects[name]; ok {
+					found = append(found, a)
+				}
 			}
 		}
 		return nil
@@ -402,6 +407,38 @@ func TestTakeOfMany(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTakeOfUnjudgedNetwork does not take what a device has from a network that is gone, as long as the operator has not said that
+// nobody has any of the network's addresses.
+func TestTakeOfUnjudgedNetwork(t *testing.T) {
+	objects := newObjects()
+	n := newNode(objects, "node1")
+	row := func(claim, network string, vlan int, unjudged bool) *tables.DRAAllocation {
+		row := rowFor(claim, subnet(t, "192.0.2.6/31", ""))
+		row.Config.Network, row.Config.Joined.VLAN, row.Config.Joined.Offer.Unjudged = network, vlan, unjudged
+		return row
+	}
+	gone, err := n.Take(t.Context(), row("a", "gone", 7, false), n.note)
+	require.NoError(t, err)
+	used := gone.Config.Joined.Addresses[0].Addr()
+	taken, err := n.Take(t.Context(), row("b", "storage", 7, true), n.note)
+	require.NoError(t, err)
+	require.NotEqual(t, used, taken.Config.Joined.Addresses[0].Addr())
+	_, err = n.Take(AtOnce(t.Context()), row("c", "storage", 7, true), n.note)
+	require.ErrorIs(t, err, errFull)
+
+	certain := row("d", "storage", 7, true)
+	certain.Config.Joined.Offer.Subnets = []types.Subnet{subnet(t, used.String()+"/32", "")}
+	certain.Config.Joined.Offer.Subnets[0].Certain = true
+	_, err = n.Take(t.Context(), certain, n.note)
+	require.ErrorContains(t, err, "address "+used.String()+" is used by pod default/pod-a on node node1, which has it from network gone")
+
+	// Another VLAN is another wire, and what the operator has looked at needs no look.
+	_, err = n.Take(t.Context(), row("e", "other", 8, true), n.note)
+	require.NoError(t, err)
+	_, err = n.Take(t.Context(), row("f", "storage", 7, false), n.note)
+	require.NoError(t, err)
 }
 
 // TestTakeFails leaves nothing behind, also when the API server has taken what it does not answer to.

@@ -83,6 +83,9 @@ func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Netwo
 		if found[i], err = r.describe(spec); err != nil {
 			return nil, fmt.Errorf("network %s: %w", q.Network, err)
 		}
+		if network := read[q.Network]; found[i].Offer != nil {
+			found[i].Offer.Unjudged = network.Status.ObservedGeneration != network.Generation
+		}
 	}
 	return found, nil
 }

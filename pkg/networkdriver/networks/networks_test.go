@@ -193,6 +193,11 @@ func TestResolveChangedIntoConflict(t *testing.T) {
 	require.EqualError(t, err, "network one: it is in conflict, and cannot be joined: network two has addresses of 192.0.2.0/24 too, in the same VLAN and on a common pool, "+
 		"and the operator has not said yet whether pods use any of them")
 	delete(reader.networks, "two")
-	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+	found, err := newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
 	require.NoError(t, err, "alone it needs no operator")
+	require.True(t, found[0].Offer.Unjudged, "devices may have addresses from one that is gone")
+	reader.generation = 0
+	found, err = newResolver(reader).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+	require.NoError(t, err)
+	require.False(t, found[0].Offer.Unjudged)
 }

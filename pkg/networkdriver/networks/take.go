@@ -234,6 +234,14 @@ func (t *taking) takeAgain(ctx context.Context, subnet types.Subnet, addr netip.
 
 // take asks for one address, after the journal knows of it. It is false for one that is taken.
 func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr) (bool, error) {
+	if t.network.Offer.Unjudged {
+		if err := t.usedElsewhere(ctx, addr); err != nil {
+			if subnet.Certain || !errors.Is(err, errUsed) {
+				return false, err
+			}
+			return false, nil
+		}
+	}
 	row := t.with(t.and(subnet, addr))
 	if err := t.note(row); err != nil {
 		return false, err
@@ -249,6 +257,26 @@ func (t *taking) take(ctx context.Context, subnet types.Subnet, addr netip.Addr)
 	}
 	t.addrs, t.subnets = t.and(subnet, addr)
 	return true, nil
+}
+
+// errUsed is that of an address that a device has from another network.
+var errUsed = errors.New("is used")
+
+// usedElsewhere returns an error where a device has the address from another network, in the same VLAN. Names of objects do not show
+// that. The operator looks for it, once it knows a network; a network that is not there any more is nobody else's to look for.
+func (t *taking) usedElsewhere(ctx context.Context, addr netip.Addr) error {
+	objects, err := t.objects.InBlock(ctx, "", v2alpha1.AddressBlock(addr), true)
+	if err != nil {
+		return fmt.Errorf("look whether devices have address %s from another network: %w", addr, err)
+	}
+	for i := range objects {
+		spec := &objects[i].Spec
+		other, err := netip.ParseAddr(spec.Address)
+		if err == nil && other == addr && spec.Network != t.row.Config.Network && spec.State == v2alpha1.AddressInUse && int(spec.Vlan) == t.network.VLAN {
+			return fmt.Errorf("address %s %w by pod %s/%s on node %s, which has it from network %s", addr, errUsed, spec.Namespace, spec.Pod.Name, spec.Node, spec.Network)
+		}
+	}
+	return nil
 }
 
 // and returns what is taken, and one more.

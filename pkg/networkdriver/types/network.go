@@ -89,6 +89,8 @@ type Offer struct {
 	Derive *policyroute.Config
 	// Reserve says that the addresses are kept for the next pod of the name.
 	Reserve bool
+	// Unjudged says that the operator has not looked at the network as it is: devices of a network that is gone may use its addresses.
+	Unjudged bool
 }
 
 // Subnet is a subnet with what of it is given out.
