@@ -229,7 +229,11 @@ func (r *Room) mayLeave(ctx context.Context, row *tables.DRAAllocation, sandboxe
 		if !r.Alive(s) {
 			continue
 		}
-		if seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice); err == nil && seen.Place == podnet.InPod {
+		seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice)
+		if err != nil {
+			return fmt.Errorf("look whether it is in the pod's sandbox, which still runs: %w", err)
+		}
+		if seen.Place == podnet.InPod {
 			return errors.New("it is in the pod's sandbox, which still runs, and is freed when that has ended")
 		}
 	}

@@ -160,6 +160,9 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of), "a container may be about to start where it is")
 	unknown, running = nil, []Sandbox{{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}}
 	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of))
+	f.world.fail["where a"] = errors.New("cannot be looked at")
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), of), "where it is has to be known")
+	delete(f.world.fail, "where a")
 	require.Equal(t, "/run/netns/s1", f.world.place[a.ID])
 	running = nil
 	f.world.fail["free a"] = errors.New("busy")
