@@ -256,6 +256,12 @@ func (r *Room) Detach(ctx context.Context, s Sandbox) error {
 			"sandbox", s.ID)
 	}
 	r.commit(moves)
+	if slices.ContainsFunc(rows, releasing) {
+		select {
+		case r.sandboxEnded <- struct{}{}:
+		default:
+		}
+	}
 	return failed
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/stage"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
-	"github.com/cilium/networkdriver/pkg/pause"
 )
 
 const (
@@ -165,7 +164,10 @@ func (r *Room) Run(ctx context.Context, sandboxesOf func(kubetypes.UID) ([]Sandb
 			}
 			continue
 		}
-		if !pause.For(ctx, delay) {
+		select {
+		case <-time.After(delay):
+		case <-r.sandboxEnded:
+		case <-ctx.Done():
 			return nil
 		}
 		delay = min(2*delay, lastGiveBack)

@@ -11,7 +11,9 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -180,6 +182,38 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	require.NoError(t, <-done)
 	require.Equal(t, []tables.ClaimRef{ref}, f.world.withdrawn)
 	require.Equal(t, []kubetypes.UID{ref.UID, ref.UID}, f.world.owed, "kubelet may not ask again")
+}
+
+// What waits for its sandbox to end is free as soon as that has, however long it has been waited for.
+func TestFreeAsSoonAsItIsHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		row, a := f.newRow("pod", "a", 1)
+		f.world.put(a.ID, "/run/netns/s1")
+		s := Sandbox{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}
+		require.NoError(t, f.Restore([]*tables.DRAAllocation{row.With(func(r *tables.DRAAllocation) { r.Releasing = true })}))
+		var ended atomic.Bool
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			done <- f.Run(ctx, func(kubetypes.UID) ([]Sandbox, error) {
+				if ended.Load() {
+					return nil, nil
+				}
+				return []Sandbox{s}, nil
+			})
+		}()
+		time.Sleep(time.Hour)
+		require.Len(t, f.rows(), 1)
+		ended.Store(true)
+		start := time.Now()
+		require.NoError(t, f.Detach(ctx, s))
+		synctest.Wait()
+		require.Empty(t, f.rows())
+		require.Zero(t, time.Since(start))
+		cancel()
+		require.NoError(t, <-done)
+	})
 }
 
 // The node of the crash tests: what outlives the agent. Each VF has a VLAN and is in a namespace.

@@ -43,6 +43,8 @@ type Room struct {
 	locks keylock.Locks[kubetypes.UID]
 	// pods are those with rows, from the table: a look into that would be most of what events of other pods cost.
 	pods atomic.Pointer[map[kubetypes.UID]struct{}]
+	// sandboxEnded tells [Room.Run] that a sandbox has ended which it may be waiting for.
+	sandboxEnded chan struct{}
 	// restored completes the table.
 	restored func(statedb.WriteTxn)
 }
@@ -51,7 +53,7 @@ type Room struct {
 func New(log *slog.Logger, db *statedb.DB, table statedb.RWTable[*tables.DRAAllocation], world World, metrics *Metrics) *Room {
 	txn := db.WriteTxn(table)
 	defer txn.Commit()
-	r := &Room{log: log, db: db, table: table, world: world, metrics: metrics, restored: table.RegisterInitializer(txn, "restore")}
+	r := &Room{log: log, db: db, table: table, world: world, metrics: metrics, sandboxEnded: make(chan struct{}, 1), restored: table.RegisterInitializer(txn, "restore")}
 	r.notePods(txn)
 	return r
 }

@@ -25,12 +25,14 @@ import (
 )
 
 const (
-	// patience is how long an attach that is under way is waited for.
-	patience = 2 * time.Second
+	// patience is how long an attach that is under way is waited for, and an agent that is just being started anew: kubelet takes a refusal
+	// for a container that has ended. The runtime may leave the pod's other containers alone meanwhile, so it is shorter than the
+	// time that probes usually leave between two failures.
+	patience = 8 * time.Second
 	// limit is how long the hook takes at most, whatever the runtime does.
 	limit = patience + time.Second
 	// Timeout is when the runtime is to kill it, in seconds.
-	Timeout = 10
+	Timeout = 15
 
 	firstPause, longestPause = 5 * time.Millisecond, 100 * time.Millisecond
 
