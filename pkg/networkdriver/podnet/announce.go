@@ -19,11 +19,21 @@ import (
 	"github.com/cilium/networkdriver/pkg/logonce"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/rtlink"
 )
 
-// announceAfter are the times after an attach at which a link's addresses are announced: neighbours may have another link's
-// hardware address for one that is given out again, and a single frame may be lost.
-var announceAfter = []time.Duration{0, time.Second, 3 * time.Second}
+// announceAgain are the times between two announcements of a link's addresses: neighbours may have another link's hardware address for
+// one that is given out again, and a single frame may be lost.
+var announceAgain = []time.Duration{time.Second, 2 * time.Second}
+
+// A link that was just moved may have no carrier yet, and the kernel drops what is sent by one that has none. It is looked at
+// every carrierPause, for carrierPatience.
+const (
+	carrierPause    = 200 * time.Millisecond
+	carrierPatience = time.Minute
+)
+
+var errNoCarrier = errors.New("the link has no carrier")
 
 // maxAnnouncements is how many links may wait to be announced. What comes beyond is left out: neighbours find out in
 // the end.
@@ -35,8 +45,11 @@ type announcement struct {
 	index int
 	mac   net.HardwareAddr
 	addrs []netip.Prefix
-	since time.Time
-	sent  int
+	// due is when it is announced next, the sent-th time again.
+	due  time.Time
+	sent int
+	// end is when a carrier is not waited for any more.
+	end time.Time
 }
 
 // Announcer tells a link's neighbours which hardware address its addresses have now: by gratuitous ARP (RFC 5227) and unsolicited
@@ -62,8 +75,9 @@ func (a *Announcer) Announce(attachment *types.Attachment, config types.DeviceCo
 	if err != nil || len(mac) != 6 {
 		return // a link without Ethernet has no such neighbours
 	}
+	now := time.Now()
 	select {
-	case a.queue <- &announcement{netns: attachment.NetNS, index: attachment.IfIndex, mac: mac, addrs: n.Addresses, since: time.Now()}:
+	case a.queue <- &announcement{netns: attachment.NetNS, index: attachment.IfIndex, mac: mac, addrs: n.Addresses, due: now, end: now.Add(carrierPatience)}:
 	default:
 		a.log.Warn("Too many links wait for their addresses to be announced, one is left out", "interface", attachment.IfName)
 	}
@@ -75,9 +89,9 @@ func (a *Announcer) Run(ctx context.Context) error {
 	for {
 		var next <-chan time.Time
 		if len(pending) > 0 {
-			wait := time.Until(pending[0].due())
+			wait := time.Until(pending[0].due)
 			for _, p := range pending[1:] {
-				wait = min(wait, time.Until(p.due()))
+				wait = min(wait, time.Until(p.due))
 			}
 			next = time.After(max(wait, 0))
 		}
@@ -92,22 +106,29 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-func (p *announcement) due() time.Time { return p.since.Add(announceAfter[p.sent]) }
-
 // send announces what is due, and returns what is to be announced again.
 func (a *Announcer) send(pending []*announcement) (rest []*announcement) {
 	for _, p := range pending {
-		if time.Now().Before(p.due()) {
+		now := time.Now()
+		if now.Before(p.due) {
 			rest = append(rest, p)
 			continue
 		}
-		if err := p.send(); err != nil {
-			if errors.Is(err, netnamespace.ErrNone) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
-				continue // it has left
+		switch err := p.send(a.log); {
+		case errors.Is(err, errNoCarrier):
+			if now.Before(p.end) {
+				p.due = now.Add(carrierPause)
+				rest = append(rest, p)
 			}
+			continue
+		case errors.Is(err, netnamespace.ErrNone) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO):
+			continue // it has left
+		case err != nil:
 			a.log.Log(context.Background(), a.failing.Level(err.Error(), slog.LevelWarn), "Addresses of a link are not announced to its neighbours", "netns", p.netns, "error", err)
 		}
-		if p.sent++; p.sent < len(announceAfter) {
+		if p.sent < len(announceAgain) {
+			p.due = now.Add(announceAgain[p.sent])
+			p.sent++
 			rest = append(rest, p)
 		}
 	}
@@ -115,12 +136,15 @@ func (a *Announcer) send(pending []*announcement) (rest []*announcement) {
 }
 
 // send sends one frame for each address.
-func (p *announcement) send() error {
+func (p *announcement) send(log *slog.Logger) error {
 	ns, err := netnamespace.Open(p.netns)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
+	if err := p.hasCarrier(log, ns); err != nil {
+		return err
+	}
 	return osthread.Run(func() error {
 		if err := unix.Setns(ns.FD, unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace %q: %w", ns.Path, err)
@@ -139,6 +163,25 @@ func (p *announcement) send() error {
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// hasCarrier says why nothing that is sent would leave the link.
+func (p *announcement) hasCarrier(log *slog.Logger, ns *netnamespace.Namespace) error {
+	conn, err := rtlink.Dial(log, ns)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	link, err := conn.ByIndex(p.index)
+	switch {
+	case err != nil:
+		return err
+	case link == nil:
+		return unix.ENODEV
+	case link.Attrs().RawFlags&unix.IFF_RUNNING == 0:
+		return errNoCarrier
+	}
+	return nil
 }
 
 // frame is what is sent for an address, and whom to.

@@ -53,6 +53,8 @@ func TestAnnounce(t *testing.T) {
 		}
 	}
 
+	// Nothing leaves a link that has no carrier yet.
+	require.NoError(t, f.host.LinkSetDown(peer))
 	makeStale()
 	a := NewAnnouncer(slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -60,7 +62,10 @@ func TestAnnounce(t *testing.T) {
 	go func() { done <- a.Run(ctx) }()
 	a.Announce(att, types.DeviceConfig{})
 	a.Announce(att, config)
-	for range len(announceAfter) {
+	time.Sleep(2 * carrierPause)
+	require.NoError(t, f.host.LinkSetUp(peer))
+	makeStale()
+	for range 1 + len(announceAgain) {
 		for _, addr := range config.InPod().Addresses {
 			require.Eventually(t, func() bool { return f.host.neighbour(index, addr.Addr().String()) == att.MAC }, 10*time.Second, 10*time.Millisecond, "%s", addr)
 		}
@@ -87,5 +92,5 @@ func TestSendAnnouncement(t *testing.T) {
 	require.NoError(t, err)
 	mac, err := net.ParseMAC(att.MAC)
 	require.NoError(t, err)
-	require.NoError(t, (&announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: config.InPod().Addresses}).send())
+	require.NoError(t, (&announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: config.InPod().Addresses}).send(slog.New(slog.DiscardHandler)))
 }
