@@ -25,7 +25,7 @@ const attributesDir = "/var/run/kubernetes.io/dra-device-attributes/"
 func reads(path string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-		pod.Spec.Containers[0].Command = []string{"sh", "-c", "cat " + path + " > /tmp/read; exec sleep 1000000"}
+		pod.Spec.Containers[0].Command = []string{"sh", "-c", "cat " + path + " > /tmp/part; mv /tmp/part /tmp/read; exec sleep 1000000"}
 	}
 }
 
@@ -33,7 +33,7 @@ func reads(path string) func(*corev1.Pod) {
 func (e *T) readBy(pod string) *v1beta1.DeviceMetadata {
 	e.Helper()
 	m := &v1beta1.DeviceMetadata{}
-	out := e.mustInPod(pod, "cat /tmp/read")
+	out := e.written(pod, "/tmp/read")
 	require.NoError(e, json.Unmarshal([]byte(out), m), out)
 	require.Equal(e, v1beta1.SchemeGroupVersion.String(), m.APIVersion)
 	return m

@@ -276,14 +276,14 @@ func TestNetworkAddresses(t *testing.T) {
 		routes: [{to: 10.99.0.0/16}]}`)
 	e.networkTemplate("lan", "vf", "lan", `{"network": %q, "podIfName": "sriov0"}`)
 	one, two := e.Nodes()[0], e.Nodes()[1]
-	const first = "ip -o addr show dev sriov0 > /tmp/first; ip route > /tmp/routes"
+	const first = "ip route > /tmp/routes; ip -o addr show dev sriov0 > /tmp/part; mv /tmp/part /tmp/first"
 	e.scriptPod("a", one.Name(), "lan", first)
 	e.running("a")
 	addrs := e.addressesOf("lan")["a"]
 	require.Len(e, addrs, 2, "%v", addrs)
 	e.scriptPod("b", two.Name(), "lan", fmt.Sprintf("ping -c 1 -W 5 %s > /tmp/ping4 2>&1; ping -c 1 -W 5 %s > /tmp/ping6 2>&1", addrs[0], addrs[1]))
 	e.running("b")
-	seen := e.mustInPod("a", "cat /tmp/first")
+	seen := e.written("a", "/tmp/first")
 	require.Contains(e, seen, addrs[0]+"/24")
 	require.Contains(e, seen, addrs[1]+"/64")
 	require.NotContains(e, seen, "tentative "+addrs[1])

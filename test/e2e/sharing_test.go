@@ -162,7 +162,12 @@ func (e *T) sharedClaim() {
 // podShared makes a pod that uses it.
 func (e *T) podShared(name string) {
 	e.Helper()
-	e.podWith(name, e.node.Name(), corev1.PodResourceClaim{Name: "net", ResourceClaimName: new("shared")})
+	pod := e.podObject(name, e.node.Name())
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: new("shared")}}
+	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "net"}}
+	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
+	require.NoError(e, err)
 }
 
 // refusedFor waits until the pod has been told who has the device, and what to do.
@@ -181,19 +186,27 @@ func (e *T) passedOn(m logMark, pod string) {
 	rows := e.allocationsOf(pod)
 	require.Len(e, rows, 1)
 	require.NotNil(e, rows[0].Attachment)
+	e.neverEnded(pod)
+}
+
+// neverEnded asserts that no container of the pod has run and ended. One that was refused while the agent was away has not run.
+func (e *T) neverEnded(pod string) *corev1.Pod {
+	e.Helper()
 	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
-	require.Zero(e, object.Status.ContainerStatuses[0].RestartCount)
+	for _, status := range object.Status.ContainerStatuses {
+		if end := status.LastTerminationState.Terminated; end != nil {
+			require.Equal(e, "StartError", end.Reason, "container %s: %+v", status.Name, end)
+		}
+	}
+	return object
 }
 
 // neverStarted asserts that no container of the pod has started, now or before.
 func (e *T) neverStarted(pod string) {
 	e.Helper()
-	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
-	require.NoError(e, err)
-	for _, status := range object.Status.ContainerStatuses {
+	for _, status := range e.neverEnded(pod).Status.ContainerStatuses {
 		require.NotNil(e, status.State.Waiting, "container %s: %+v", status.Name, status.State)
-		require.Nil(e, status.LastTerminationState.Terminated)
 	}
 }
 
@@ -202,16 +215,6 @@ func (e *T) isRunning(pod string) bool {
 	object, err := e.Client.CoreV1().Pods(e.ns).Get(e.ctx, pod, metav1.GetOptions{})
 	require.NoError(e, err)
 	return object.Status.Phase == corev1.PodRunning
-}
-
-// podWith makes a pod on a node with a claim, and does not wait for it.
-func (e *T) podWith(name, node string, claim corev1.PodResourceClaim) {
-	e.Helper()
-	pod := e.podObject(name, node)
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
-	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
-	_, err := e.Client.CoreV1().Pods(e.ns).Create(e.ctx, pod, metav1.CreateOptions{})
-	require.NoError(e, err)
 }
 
 // TestAdminAccess asks for administrative access to a device that a pod holds: it is refused, and the holder keeps its
