@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -150,6 +151,7 @@ func TestNetworkReuse(t *testing.T) {
 	e.moved("db-0", two, metav1.DeleteOptions{})
 	e.running("db-0")
 	// The peer knows the former VF's hardware address, and is told of the new one's: it sends nothing, and would not look for itself.
+	running := time.Now()
 	mac := strings.TrimSpace(e.mustInPod("db-0", "cat /sys/class/net/sriov0/address"))
 	e.eventually("neighbours of the peer", func() string {
 		known := e.mustInPod("peer", "ip neigh")
@@ -161,6 +163,7 @@ func TestNetworkReuse(t *testing.T) {
 		return ""
 	})
 	e.reaches("peer", addrs[0])
+	e.Logf("reached within %s of when it was seen to run", time.Since(running).Round(time.Millisecond))
 	e.reaches("peer", addrs[1])
 	require.Empty(e, differ("InUse", two))
 
