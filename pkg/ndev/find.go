@@ -41,6 +41,7 @@ const (
 	seeHealth      = "troubleshoot.md#a-device-is-unhealthy"
 	seeTerminating = "troubleshoot.md#pod-stays-in-terminating"
 	seeShared      = "use.md#one-pod-per-claim"
+	seeGroup       = "use.md#pod-groups"
 	seeNever       = "use.md#never-run-without-the-device"
 	seeNetworks    = "use.md#networks"
 )
@@ -173,7 +174,15 @@ func (t *teller) findForeignParameters(state *ClaimState) {
 // findReservation says whether another pod has the claim's devices.
 func (t *teller) findReservation(state *ClaimState, claim *resourceapi.ResourceClaim) {
 	if !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == t.pod.UID }) {
-		if t.pod.Status.Phase == corev1.PodPending || t.pod.Status.Phase == corev1.PodRunning {
+		isOther := func(r resourceapi.ResourceClaimConsumerReference) bool { return r.Resource != "pods" }
+		other := slices.IndexFunc(claim.Status.ReservedFor, isOther)
+		switch {
+		case other >= 0:
+			t.missing(seeGroup, "take the claim out of spec.resourceClaims of the PodGroup, and name a ResourceClaimTemplate in that of the pods "+
+				"alone",
+				"claim %s: it is reserved for %s %s, and a network device can only be given to one pod", state.PodClaim,
+				strings.TrimSuffix(claim.Status.ReservedFor[other].Resource, "s"), claim.Status.ReservedFor[other].Name)
+		case t.pod.Status.Phase == corev1.PodPending || t.pod.Status.Phase == corev1.PodRunning:
 			t.missing(seeShared, "if it stays so, another pod uses the claim: make a claim for each pod, by a template",
 				"claim %s: it is not reserved for this pod", state.PodClaim)
 		}

@@ -77,6 +77,16 @@ func TestOutput(t *testing.T) {
 	}
 }
 
+// A claim of a pod group is not told to wait for another pod.
+func TestGroup(t *testing.T) {
+	out, _, err := newFakeAPI(t, "testdata/group.yaml").run("pod", "default/member")
+	require.NoError(t, err)
+	require.Contains(t, out, "claim net: it is reserved for podgroup workers, and a network device can only be given to one pod\n"+
+		"   -> take the claim out of spec.resourceClaims of the PodGroup, and name a ResourceClaimTemplate in that of the pods alone\n"+
+		"   see Documentation/use.md#pod-groups\n")
+	require.NotContains(t, out, "another pod uses the claim")
+}
+
 // TestSelectors: each selector leaves the devices that it names.
 func TestSelectors(t *testing.T) {
 	for _, tt := range []struct {

@@ -78,11 +78,13 @@ func (e *podEvents) Warn(s attachments.Sandbox, reason, message string) {
 }
 
 // WarnClaim implements [claims.Events].
-func (e *podEvents) WarnClaim(claim claims.Ref, pod resourceapi.ResourceClaimConsumerReference, reason, message string) {
+func (e *podEvents) WarnClaim(claim claims.Ref, consumer resourceapi.ResourceClaimConsumerReference, reason, message string) {
 	e.warn(&corev1.ObjectReference{
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 	}, reason, message)
-	e.warn(podReference(claim.Namespace, pod.Name, pod.UID), reason, message)
+	if claims.IsPod(consumer) {
+		e.warn(podReference(claim.Namespace, consumer.Name, consumer.UID), reason, message)
+	}
 }
 
 // The reasons of events about the health of a pod's device.

@@ -6,17 +6,20 @@ package networkdriver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
+	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 )
 
@@ -68,6 +71,9 @@ func TestPodEvents(t *testing.T) {
 	require.Len(t, event.Message, 1024)
 	require.Equal(t, testNode, event.Source.Host)
 
+	claim := claims.Ref{Namespace: "default", Name: "c", UID: "uid-c"}
+	events.WarnClaim(claim, resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "uid-g"}, "R", "a group's")
+	events.WarnClaim(claim, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "q", UID: "uid-q"}, "R", "a pod's")
 	row := &tables.DRAAllocation{ClaimNamespace: "default", PodName: "q", PodUID: "uid-q"}
 	events.Unhealthy(row, "no carrier")
 	events.Healthy(row, "healthy again")
@@ -75,13 +81,16 @@ func TestPodEvents(t *testing.T) {
 	require.Eventually(t, func() bool {
 		told = nil
 		for _, e := range list() {
-			if e.InvolvedObject.UID == "uid-q" {
-				told = append(told, e.Type+" "+e.Reason+" "+e.Message)
+			if e.InvolvedObject.UID != "uid-p" {
+				told = append(told, e.InvolvedObject.Kind+" "+e.InvolvedObject.Name+": "+e.Type+" "+e.Reason+" "+e.Message)
 			}
 		}
-		return len(told) == 2
+		return slices.Contains(told, "Pod q: Normal DeviceHealthy healthy again") // the last one
 	}, 10*time.Second, 10*time.Millisecond)
-	require.ElementsMatch(t, []string{"Warning DeviceUnhealthy no carrier", "Normal DeviceHealthy healthy again"}, told)
+	require.ElementsMatch(t, []string{
+		"ResourceClaim c: Warning R a group's", "ResourceClaim c: Warning R a pod's", "Pod q: Warning R a pod's",
+		"Pod q: Warning DeviceUnhealthy no carrier", "Pod q: Normal DeviceHealthy healthy again",
+	}, told)
 	cancel()
 	require.NoError(t, <-done)
 	events.Warn(pod, attachments.ReasonClaimInUse, "after the end")

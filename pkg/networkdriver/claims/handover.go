@@ -6,7 +6,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -41,27 +40,16 @@ type Sandboxes interface {
 
 // consumerOf returns the pod that has the claim's devices, or is to get them. A claim may be reserved for several pods: it
 // is for the one that has had the devices, and at first for whichever has a sandbox. The others wait until the claim is no
-// longer reserved for that one.
+// longer reserved for that one. What it is reserved for besides pods never gets them.
 func (p *Preparer) consumerOf(claim *resourceapi.ResourceClaim, rows []*tables.DRAAllocation) (resourceapi.ResourceClaimConsumerReference, error) {
 	var none resourceapi.ResourceClaimConsumerReference
-	consumers := claim.Status.ReservedFor
+	consumers := podsOf(claim)
 	switch {
 	case claim.Status.Allocation == nil:
 		return none, errors.New("the claim is not allocated")
 	case len(consumers) == 0:
 		return none, errors.New("the claim is not reserved for a pod")
-	}
-	for _, c := range consumers {
-		if c.APIGroup != "" || c.Resource != "pods" {
-			resource := c.Resource
-			if c.APIGroup != "" {
-				resource += "." + c.APIGroup
-			}
-			return none, permanentError{fmt.Errorf("the claim is reserved for %s %q, a network device can only be given to a pod",
-				resource, c.Name)}
-		}
-	}
-	if len(consumers) == 1 {
+	case len(consumers) == 1:
 		return consumers[0], nil
 	}
 	has := func(row func(*tables.DRAAllocation) bool) int {

@@ -136,9 +136,7 @@ func isHeld(claim *resourceapi.ResourceClaim, uid kubetypes.UID, owner Owner, po
 		configured, ours := pools.Configured(owner.Node, result.Pool)
 		return ours && configured == pool && result.Device == device
 	})
-	return allotted && slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
-		return c.APIGroup == "" && c.Resource == "pods"
-	})
+	return allotted && slices.ContainsFunc(claim.Status.ReservedFor, IsPod)
 }
 
 // isHolders says whether the claim, which may be nil, is held, and by the pod that the entry names. A former holder's device is given back,

@@ -18,8 +18,8 @@ const ReasonParametersIgnored = "ParametersIgnored"
 
 // Events tell the owners of a claim and of its pod what about the claim is not as they may think.
 type Events interface {
-	// WarnClaim adds an event to the claim and to the pod, some time later and without a promise.
-	WarnClaim(claim Ref, pod resourceapi.ResourceClaimConsumerReference, reason, message string)
+	// WarnClaim adds an event to the claim and, if its consumer is a pod, to that, some time later and without a promise.
+	WarnClaim(claim Ref, consumer resourceapi.ResourceClaimConsumerReference, reason, message string)
 }
 
 // misdirected are parameters for a driver that none of the claim's devices has. Nobody looks at them: a misspelt driver is no error to

@@ -130,6 +130,9 @@ type wanted struct {
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, held *attachments.Claim) (Result, error) {
 	ref := RefOf(claim)
 	rows := held.Rows()
+	if err := p.checkReservation(claim, rows); err != nil {
+		return Result{}, stage.In("claim", err)
+	}
 	pod, err := p.consumerOf(claim, rows)
 	if err != nil {
 		return Result{}, stage.In("claim", err)

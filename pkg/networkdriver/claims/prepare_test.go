@@ -55,6 +55,8 @@ func TestPrepareWritesStatusBeforeRows(t *testing.T) {
 }
 
 func TestPrepareRefuses(t *testing.T) {
+	const ofGroup = `all of whose pods share it, and a network device can only be given to one pod: ` +
+		`take it out of spec.resourceClaims of the PodGroup, and name a ResourceClaimTemplate in that of the pods alone`
 	tests := []struct {
 		name      string
 		claim     *resourceapi.ResourceClaim
@@ -67,7 +69,10 @@ func TestPrepareRefuses(t *testing.T) {
 			err: `the claim is not reserved for a pod`},
 		{name: "no pod", claim: newClaim("c", with("net", "a"), func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil },
 			alsoFor(resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g"})),
-			err: `the claim is reserved for podgroups.scheduling.k8s.io "g", a network device can only be given to a pod`, permanent: true},
+			err: `the claim is reserved for PodGroup "g", ` + ofGroup, permanent: true},
+		{name: "a pod, and a group beside it", claim: newClaim("c", with("net", "a"),
+			alsoFor(resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g"})),
+			err: `the claim is reserved for PodGroup "g", ` + ofGroup, permanent: true},
 		{name: "resource pods of another group", claim: newClaim("c", with("net", "a"), func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].APIGroup = "x.io" }),
 			err: `the claim is reserved for pods.x.io "pod-c", a network device can only be given to a pod`, permanent: true},
 		{name: "nothing of ours", claim: newClaim("c", withResult(resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: "gpu.example.com", Pool: testNode + "/pool", Device: "a"})),
