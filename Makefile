@@ -110,6 +110,14 @@ generate: bin/controller-gen bin/crd-ref-docs ## Generate deepcopy functions, CR
 check-generate: generate ## Fail when generated files are not up to date.
 	@diff=$$(git status --porcelain -- $(GENERATED)); if [ -n "$$diff" ]; then echo "make generate changed files that are not committed:"; echo "$$diff"; git diff -- $(GENERATED) | head -50; exit 1; fi
 
+# They are part of the commit that is released, so that a clean clone has what its own release must not break.
+.PHONY: release-crds
+release-crds: ## Keep the CRDs as those of release VERSION, which no later one may break.
+	@[[ "$(VERSION)" =~ ^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$$ ]] || { echo "VERSION=$(VERSION) is not a version such as 1.2.3"; exit 1; }
+	@if git rev-parse -q --verify "refs/tags/v$(VERSION)" >/dev/null; then echo "v$(VERSION) is released: its CRDs stay as they are"; exit 1; fi
+	rm -rf api/released/v$(VERSION) && mkdir -p api/released/v$(VERSION) && cp api/crds/*.yaml api/released/v$(VERSION)/
+	cd tools && $(GOTEST) -count=1 ./crdcompat
+
 .PHONY: golden
 golden: ## Write what the chart renders to its golden files, and its values to Documentation, after a wanted change.
 	cd tools && $(GOTEST) ./chart -update

@@ -52,8 +52,8 @@ func (p *Preparer) checkReservation(claim *resourceapi.ResourceClaim, rows []*ta
 // reservedForOther says in words for people what a claim is reserved for that is not a pod, and what to do.
 func reservedForOther(consumer resourceapi.ResourceClaimConsumerReference) error {
 	if consumer.APIGroup == schedulingapi.GroupName && consumer.Resource == "podgroups" {
-		return fmt.Errorf("the claim is reserved for PodGroup %q, all of whose pods share it, and a network device can only be given to one pod: "+
-			"take it out of spec.resourceClaims of the PodGroup, and name a ResourceClaimTemplate in that of the pods alone", consumer.Name)
+		return fmt.Errorf("the claim is reserved for PodGroup %q, all of whose pods share it, and a network device can only be given to one "+
+			"pod: take it out of spec.resourceClaims of the PodGroup, and name a ResourceClaimTemplate in that of the pods alone", consumer.Name)
 	}
 	resource := consumer.Resource
 	if consumer.APIGroup != "" {
