@@ -30,6 +30,10 @@ IMAGES := _out/images
 # What the kubectl plugin is built for.
 NDEV_PLATFORMS ?= linux/amd64 linux/arm64
 NDEV := _out/kubectl-ndev
+RELEASE := _out/release
+RELEASE_PROGRAMS := _out/release-programs
+# Where compiled packages are kept.
+RELEASE_CACHE ?= $(shell $(GO) env GOCACHE)
 FAULTS := _out/faults
 # The packages with unit tests.
 UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/simulation ./test/versions
@@ -47,24 +51,45 @@ build: ## Build the programs into bin/.
 	$(GOBUILD) -o bin/ ./cmd/...
 
 # Without what Go itself finds out about the repository, which it does not in every kind of checkout: the version says it.
-.PHONY: images
-images: bin/images ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
+.PHONY: programs
+programs: ## Build the programs for each architecture, into _out/images.
 	@for arch in $(IMAGE_ARCHS); do \
 		rm -rf $(IMAGES)/linux-$$arch && GOOS=linux GOARCH=$$arch $(GOBUILD) -buildvcs=false -o $(IMAGES)/linux-$$arch/ ./cmd/... || exit 1; \
 	done
+
+.PHONY: images
+images: programs bin/images ## Pack agent and operator into container images for each architecture, as tar files in _out/images.
 	@bin/images --dir $(IMAGES) --tag $(IMAGE_TAG) --revision "$$(git rev-parse HEAD 2>/dev/null)" \
 		--arch "$(IMAGE_ARCHS)"
 
 .PHONY: kubectl-ndev
-kubectl-ndev: ## Pack the kubectl plugin ndev for each of NDEV_PLATFORMS, with Krew's manifest, in _out/kubectl-ndev.
-	@rm -rf $(NDEV) && mkdir -p $(NDEV) && sed 's/\bVERSION\b/$(VERSION)/' install/krew/ndev.yaml >$(NDEV)/ndev.yaml
+kubectl-ndev: bin/release ## Pack the kubectl plugin ndev for each of NDEV_PLATFORMS, with Krew's manifest, in _out/kubectl-ndev.
+	@rm -rf $(NDEV)
 	@set -e; for platform in $(NDEV_PLATFORMS); do \
-		name=$${platform%/*}-$${platform#*/}; archive=$(NDEV)/kubectl-ndev-$$name.tar.gz; \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GOBUILD) -buildvcs=false -o $(NDEV)/$$name/kubectl-ndev ./cmd/kubectl-ndev; \
-		cp LICENSE $(NDEV)/$$name/; \
-		tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C $(NDEV)/$$name -cf - LICENSE kubectl-ndev | gzip -n >$$archive; \
-		sed -i "s/SHA256-$$name/$$(sha256sum <$$archive | cut -d' ' -f1)/" $(NDEV)/ndev.yaml; \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GOBUILD) -buildvcs=false -o $(NDEV)/$${platform%/*}-$${platform#*/}/ ./cmd/kubectl-ndev; \
 	done
+	@bin/release ndev --version $(VERSION) --dir $(NDEV)
+
+# The processors that the programs are for are said here, so that whoever builds has no say in it.
+.PHONY: release
+release: export GOAMD64 = v1
+release: export GOARM64 = v8.0
+release: bin/images bin/release ## Make the release VERSION of what is committed, for each architecture, in _out/release.
+	@bin/release check --version "$(VERSION)"
+	@rm -rf $(RELEASE) $(RELEASE_PROGRAMS) && mkdir -p $(RELEASE)
+	@GOCACHE="$(RELEASE_CACHE)" $(MAKE) --no-print-directory programs VERSION=v$(VERSION) IMAGES=$(RELEASE_PROGRAMS)
+	@bin/images --dir $(RELEASE_PROGRAMS) --tag $(VERSION) --revision "$$(git rev-parse HEAD)" --arch "$(IMAGE_ARCHS)" >/dev/null
+	@mv $(RELEASE_PROGRAMS)/*.tar $(RELEASE)/
+	@bin/release pack --version $(VERSION) --programs $(RELEASE_PROGRAMS) --dir $(RELEASE)
+	@cat $(RELEASE)/SHA256SUMS
+
+# In a clone elsewhere and with all compiled anew: what the release is must depend on neither.
+.PHONY: check-release
+check-release: release ## Make the release VERSION again, elsewhere and from nothing, and compare. Up to an hour; not part of make test.
+	@set -e; again=$$(mktemp -d); trap 'rm -rf $$again' EXIT; git clone -q . $$again/clone; \
+		$(MAKE) --no-print-directory -C $$again/clone release VERSION=$(VERSION) RELEASE_CACHE=$$again/cache >/dev/null; \
+		diff $(RELEASE)/SHA256SUMS $$again/clone/$(RELEASE)/SHA256SUMS; \
+		cd $$again/clone/$(RELEASE); sha256sum -c --quiet SHA256SUMS; echo "both are the same"
 
 $(LAB): FORCE
 	@$(GOBUILD) -o $@ ./test/lab/cmd/lab
@@ -72,12 +97,13 @@ FORCE:
 
 # Tools have a module of their own, so that an application that imports the driver requires none of them. They are built and
 # run, not called by `go tool`, which passes over GOFLAGS and so compiles all that they import once more.
-TOOLS := bin/controller-gen bin/crd-ref-docs $(HELM) bin/images bin/lint
+TOOLS := bin/controller-gen bin/crd-ref-docs $(HELM) bin/images bin/lint bin/release
 bin/controller-gen: TOOL := sigs.k8s.io/controller-tools/cmd/controller-gen
 bin/crd-ref-docs: TOOL := github.com/elastic/crd-ref-docs
 $(HELM): TOOL := helm.sh/helm/v4/cmd/helm
 bin/images: TOOL := ./images
 bin/lint: TOOL := ./lint
+bin/release: TOOL := ./release
 $(TOOLS): FORCE
 	@cd tools && $(GO) build -buildvcs=false -ldflags "-s -w" -o ../$@ $(TOOL)
 
