@@ -28,6 +28,9 @@ const (
 // Counts per manager are exact.
 const MaxSkippedDevices = 64
 
+// MaxPoolPFs is the most entries that status.pools[].pfs may have.
+const MaxPoolPFs = 64
+
 // MaxReasonLength is the most characters of a skipped device's reason.
 const MaxReasonLength = 1024
 
@@ -169,6 +172,17 @@ type DevicePoolStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Free int32 `json:"free"`
+
+	// pfs are the physical functions that the pool's devices come from. One
+	// whose devices are away stays until the node config changes. Pools that
+	// share one are one wire. Devices such as dummies have none. Of many, the
+	// list has the first 64.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=15
+	PFs []string `json:"pfs,omitempty"`
 }
 
 // SkippedDevice is a device that is deliberately not offered.

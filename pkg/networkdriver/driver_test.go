@@ -265,6 +265,16 @@ func TestDriverWaitsForConfig(t *testing.T) {
 	a.waitFor(t, reasonWaitingForNRI)
 }
 
+// What the status says of the PFs of pools stays while an agent starts, which does not know them yet.
+func TestDriverKeepsPFs(t *testing.T) {
+	config := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{Pools: []v2alpha1.CiliumNetworkDriverDevicePoolConfig{{PoolName: "a"}}})
+	config.Status.Pools = []v2alpha1.DevicePoolStatus{{Name: "a", PFs: []string{"eth0"}}}
+	configs := &outage{nodeConfigs: nodeConfigs{first: config}}
+	startAgent(t, configs, node())
+	require.Eventually(t, func() bool { return configs.has(reasonWaitingForNRI) }, 20*time.Second, 10*time.Millisecond)
+	require.True(t, configs.has(`"pfs":["eth0"]`))
+}
+
 // Devices that pods have are looked after whatever became of the node config while the agent was away.
 func TestDriverServesHeldDevices(t *testing.T) {
 	invalid := nodeConfig(v2alpha1.CiliumNetworkDriverNodeConfigSpec{

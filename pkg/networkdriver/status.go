@@ -83,6 +83,8 @@ type view struct {
 	advertised map[string]int
 	// free counts those of them that are not prepared.
 	free map[string]int
+	// pfs are the physical functions that each pool's devices come from.
+	pfs map[string][]string
 }
 
 // report updates the node config's status, and adds to the watch set what tells of something new to report.
@@ -129,6 +131,7 @@ func (d *driver) report(watch *statedb.WatchSet, health cell.Health) {
 		return
 	}
 	v.generation = d.config.Generation
+	v.keepPFs(d.config.Status.Pools)
 	d.statuses.Update(d.config, v.status())
 }
 
@@ -221,6 +224,7 @@ func (v *view) addKubelet(k dra.State) {
 	if k.Publication == nil {
 		return
 	}
+	v.pfs = k.Publication.PFs
 	v.advertised, v.free = k.Publication.Pools, k.Publication.Free
 	for _, c := range k.Publication.Conflicts {
 		if c.Prepared {
@@ -234,6 +238,20 @@ func (v *view) addKubelet(k dra.State) {
 	for _, o := range k.Publication.Omissions {
 		v.degraded = append(v.degraded, problem{reasonNotRepresentable,
 			fmt.Sprintf("pool %s, device %q, attribute %q is left out: %s", o.Pool, o.Device, o.Attribute, o.Reason)})
+	}
+}
+
+// keepPFs takes the PFs of pools from the status that is there, which the agent before has left, until all devices are known: pools that
+// are one wire would be several meanwhile.
+func (v *view) keepPFs(before []v2alpha1.DevicePoolStatus) {
+	if v.pfs != nil {
+		return
+	}
+	v.pfs = map[string][]string{}
+	for _, p := range before {
+		if len(p.PFs) > 0 {
+			v.pfs[p.Name] = p.PFs
+		}
 	}
 }
 
@@ -350,6 +368,9 @@ func (v view) poolStatus() []v2alpha1.DevicePoolStatus {
 	}
 	for _, a := range v.allocations {
 		pool(a.Pool).Allocated++
+	}
+	for name, pfs := range v.pfs {
+		pool(name).PFs = pfs
 	}
 	list := make([]v2alpha1.DevicePoolStatus, 0, len(counts))
 	for _, p := range counts {

@@ -30,6 +30,7 @@ func condition(t *testing.T, s v2alpha1.CiliumNetworkDriverNodeConfigStatus, nam
 func TestStatusServing(t *testing.T) {
 	v := view{
 		generation: 7, driverName: "d", rdmaMode: "exclusive", pools: []string{"a", "empty"}, advertised: map[string]int{"a": 3, "former": 1}, free: map[string]int{"a": 2},
+		pfs: map[string][]string{"a": {"eth0"}, "away": {"eth1"}},
 		reports: []*inventory.Report{{Manager: "dummy", Devices: 4, Skipped: []types.Skipped{
 			{Device: "dummy4", Reason: "first"}, {Device: "dummy4", Reason: "again"}, {Device: strings.Repeat("x", 80), Reason: "long"},
 		}}},
@@ -41,9 +42,9 @@ func TestStatusServing(t *testing.T) {
 	require.Equal(t, int32(4), s.Devices)
 	require.Equal(t, int32(1), s.AllocatedDevices)
 	require.Equal(t, []v2alpha1.DevicePoolStatus{
-		{Name: "a", Devices: 3, Free: 2}, {Name: "empty"}, {Name: "former", Devices: 1, Allocated: 1},
+		{Name: "a", Devices: 3, Free: 2, PFs: []string{"eth0"}}, {Name: "away", PFs: []string{"eth1"}}, {Name: "empty"}, {Name: "former", Devices: 1, Allocated: 1},
 	}, s.Pools)
-	require.Equal(t, "a 2/3, empty 0/0, former 0/1", s.PoolUse)
+	require.Equal(t, "a 2/3, away 0/0, empty 0/0, former 0/1", s.PoolUse)
 	require.Equal(t, []v2alpha1.DeviceManagerStatus{{Manager: "dummy", Devices: 4, Skipped: 3}}, s.Managers)
 	require.Equal(t, []v2alpha1.SkippedDevice{
 		{Manager: "dummy", Device: "dummy4", Reason: "first"},
@@ -54,6 +55,19 @@ func TestStatusServing(t *testing.T) {
 	require.Equal(t, metav1.ConditionUnknown, condition(t, s, v2alpha1.ConditionContainerGate).Status)
 	v.gate.Resolved = true
 	require.Equal(t, metav1.ConditionTrue, condition(t, v.status(), v2alpha1.ConditionContainerGate).Status)
+}
+
+// What pools share is not forgotten while an agent starts.
+func TestStatusKeepsPFs(t *testing.T) {
+	before := []v2alpha1.DevicePoolStatus{{Name: "a", Devices: 3, PFs: []string{"eth0"}}, {Name: "former"}}
+	starting := view{pools: []string{"a"}}
+	starting.keepPFs(before)
+	require.Equal(t, []v2alpha1.DevicePoolStatus{{Name: "a", PFs: []string{"eth0"}}}, starting.status().Pools)
+
+	v := view{pools: []string{"a"}}
+	v.addKubelet(dra.State{Publication: &dra.Publication{PFs: map[string][]string{"a": {"eth1"}}}})
+	v.keepPFs(before)
+	require.Equal(t, []v2alpha1.DevicePoolStatus{{Name: "a", PFs: []string{"eth1"}}}, v.status().Pools)
 }
 
 func TestStatusProblems(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -101,6 +102,43 @@ func TestPublicationProblems(t *testing.T) {
 			require.Eventually(t, func() bool { return f.log.Count("Publication of ResourceSlices works again") == 1 }, patience, 10*time.Millisecond)
 		})
 	}
+}
+
+// A PF whose devices are away has its port all the same, until the pools are configured anew. Where its devices are there they say whose it is.
+func TestPublicationPFs(t *testing.T) {
+	f := newFixture(t, fakeClaims{}, nil)
+	pools := func() []v2alpha1.CiliumNetworkDriverDevicePoolConfig {
+		filter := func(n int) *v2alpha1.CiliumNetworkDriverDeviceFilter {
+			return &v2alpha1.CiliumNetworkDriverDeviceFilter{IfNames: []string{fmt.Sprintf("ens1f0v%d", n)}}
+		}
+		return []v2alpha1.CiliumNetworkDriverDevicePoolConfig{{PoolName: "a", Filter: filter(1)}, {PoolName: "b", Filter: filter(2)}}
+	}
+	vf := func(n int, pf string) types.Device {
+		d := inventorytest.VF(n)
+		d.PFName = pf
+		return d
+	}
+	f.SetPools(pools())
+	f.inventory.Publish(types.DeviceManagerTypeSRIOV, types.Snapshot{Devices: []types.Device{vf(1, "eth0"), vf(2, "eth0")}})
+	f.start()
+	f.kubelet(nil, accepted)
+	wait := func(pfs map[string][]string, devices int) {
+		t.Helper()
+		f.waitState("PFs", func(s State) bool {
+			return s.Publication != nil && len(s.Publication.Pools) == devices && reflect.DeepEqual(s.Publication.PFs, pfs)
+		})
+	}
+	wait(map[string][]string{"a": {"eth0"}, "b": {"eth0"}}, 2)
+	f.inventory.Publish(types.DeviceManagerTypeSRIOV, types.Snapshot{})
+	wait(map[string][]string{"a": {"eth0"}, "b": {"eth0"}}, 0)
+	f.inventory.Publish(types.DeviceManagerTypeSRIOV, types.Snapshot{Devices: []types.Device{vf(2, "eth1")}})
+	wait(map[string][]string{"a": {"eth0"}, "b": {"eth0", "eth1"}}, 1)
+	f.inventory.Publish(types.DeviceManagerTypeSRIOV, types.Snapshot{Devices: []types.Device{vf(1, "eth0"), vf(2, "eth1")}})
+	wait(map[string][]string{"a": {"eth0"}, "b": {"eth1"}}, 2)
+	f.inventory.Publish(types.DeviceManagerTypeSRIOV, types.Snapshot{Devices: []types.Device{vf(2, "eth1")}})
+	wait(map[string][]string{"a": {"eth0"}, "b": {"eth1"}}, 1)
+	f.SetPools(pools())
+	wait(map[string][]string{"b": {"eth1"}}, 1)
 }
 
 func TestDroppedFieldsStand(t *testing.T) {

@@ -68,6 +68,9 @@ type publisher struct {
 	added taintTimes
 	// taintless is closed when the API server has been found to keep no taints.
 	taintless chan struct{}
+	// pfs are the last publication's, with the configuration of pfsOf.
+	pfs   map[string][]string
+	pfsOf <-chan struct{}
 
 	mu         sync.Mutex // guards the fields below
 	configured bool
@@ -165,6 +168,11 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 	watch.Add(devicesChanged, allocationsChanged, configsChanged)
 
 	assignment, conflicts := pools.Assign(statedb.ToSeq(devices), statedb.ToSeq(allocations), configs)
+	pfs := assignment.PFs()
+	if p.pfsOf == configsChanged {
+		keepAway(pfs, p.pfs)
+	}
+	p.pfs, p.pfsOf = pfs, configsChanged
 	faults := p.faultsToShow(txn, watch)
 	var taints func(pool, device string) []resourceapi.DeviceTaint
 	select {
@@ -184,7 +192,7 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 		defer func() { p.added = added }()
 	}
 	resources, omissions := p.describer.Slices(assignment, pools.AttributesOf(configs), taints)
-	publication := &Publication{Pools: map[string]int{}, Free: map[string]int{}, Conflicts: conflicts, Omissions: omissions}
+	publication := &Publication{Pools: map[string]int{}, Free: map[string]int{}, PFs: pfs, Conflicts: conflicts, Omissions: omissions}
 	var offered []*tables.Pool
 	for name, devs := range assignment {
 		if _, ok := resources.Pools[pools.Name(p.node, name)]; !ok {
@@ -203,6 +211,22 @@ func (p *publisher) build(watch *statedb.WatchSet) (resourceslice.DriverResource
 		publication.Pools[name], publication.Free[name] = len(pool.Devices), len(pool.Free)
 	}
 	return resources, publication, offered
+}
+
+// keepAway adds to the PFs of pools those they had before of which no device is there now.
+func keepAway(pfs, before map[string][]string) {
+	var present []string
+	for _, names := range pfs {
+		present = append(present, names...)
+	}
+	for pool, names := range before {
+		for _, name := range names {
+			if !slices.Contains(present, name) {
+				pfs[pool] = append(pfs[pool], name)
+			}
+		}
+		slices.Sort(pfs[pool])
+	}
 }
 
 // offer makes the table of pools say what is offered.

@@ -36,6 +36,9 @@ type Publication struct {
 	Pools map[string]int
 	// Free are the numbers of those that are not prepared.
 	Free map[string]int
+	// PFs are the names of the physical functions that the pools' devices come from, also those that cannot serve. One that no device of the
+	// node comes from any more is away, and its port still there: it stays until the pools are configured anew.
+	PFs map[string][]string
 	// Conflicts are the devices that more than one pool lays claim to.
 	Conflicts []pools.Conflict
 	// Omissions are what ResourceSlices cannot express.

@@ -294,6 +294,11 @@ func complete(status, known v2alpha1.CiliumNetworkDriverNodeConfigStatus, now me
 	slices.SortFunc(status.Managers, func(a, b v2alpha1.DeviceManagerStatus) int { return cmp.Compare(a.Manager, b.Manager) })
 	slices.SortFunc(status.Pools, func(a, b v2alpha1.DevicePoolStatus) int { return cmp.Compare(a.Name, b.Name) })
 	status.Pools = status.Pools[:min(len(status.Pools), maxPools)]
+	for i := range status.Pools {
+		pool := &status.Pools[i]
+		slices.Sort(pool.PFs)
+		pool.PFs = pool.PFs[:min(len(pool.PFs), v2alpha1.MaxPoolPFs)]
+	}
 	slices.SortFunc(status.SkippedDevices, func(a, b v2alpha1.SkippedDevice) int {
 		return cmp.Or(cmp.Compare(a.Manager, b.Manager), cmp.Compare(a.Device, b.Device))
 	})

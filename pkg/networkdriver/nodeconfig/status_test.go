@@ -194,9 +194,13 @@ func testStatusOfDeletedObject(t *testing.T, refusal error) {
 }
 
 func TestComplete(t *testing.T) {
+	var pfs []string
+	for i := range v2alpha1.MaxPoolPFs + 1 {
+		pfs = append(pfs, fmt.Sprintf("ens%d", i))
+	}
 	status := v2alpha1.CiliumNetworkDriverNodeConfigStatus{
 		Managers:   []v2alpha1.DeviceManagerStatus{{Manager: "sr-iov"}, {Manager: "dummy"}},
-		Pools:      []v2alpha1.DevicePoolStatus{{Name: "b"}, {Name: "a"}},
+		Pools:      []v2alpha1.DevicePoolStatus{{Name: "b", PFs: pfs}, {Name: "a"}},
 		Conditions: []metav1.Condition{Condition("Ready", false, "Failed", strings.Repeat("ä", maxMessageLength)), Condition("Degraded", true, "Failed", "")},
 	}
 	for i := range 200 {
@@ -209,7 +213,7 @@ func TestComplete(t *testing.T) {
 	require.Equal(t, given, status, "the caller's status is not changed")
 
 	require.Equal(t, []v2alpha1.DeviceManagerStatus{{Manager: "dummy"}, {Manager: "sr-iov"}}, got.Managers)
-	require.Equal(t, []v2alpha1.DevicePoolStatus{{Name: "a"}, {Name: "b"}}, got.Pools)
+	require.Equal(t, []v2alpha1.DevicePoolStatus{{Name: "a"}, {Name: "b", PFs: slices.Sorted(slices.Values(pfs))[:v2alpha1.MaxPoolPFs]}}, got.Pools)
 	require.Equal(t, "Degraded", got.Conditions[0].Type)
 	require.LessOrEqual(t, len(got.Conditions[1].Message), maxMessageLength)
 	require.True(t, utf8.ValidString(got.Conditions[1].Message))

@@ -19,6 +19,25 @@ import (
 // Assignment has the devices of each pool that has any, sorted by name.
 type Assignment map[string][]*tables.DRADevice
 
+// PFs returns the interface names of the physical functions that each pool's devices come from, sorted. A pool whose devices have none
+// is not there.
+func (a Assignment) PFs() map[string][]string {
+	pfs := map[string][]string{}
+	for pool, devices := range a {
+		for _, d := range devices {
+			virtual, ok := d.Dev.(interface{ PF() (name string, vf int) })
+			if !ok {
+				continue
+			}
+			if name, _ := virtual.PF(); name != "" && !slices.Contains(pfs[pool], name) {
+				pfs[pool] = append(pfs[pool], name)
+			}
+		}
+		slices.Sort(pfs[pool])
+	}
+	return pfs
+}
+
 // Conflict is a device that more than one pool lays claim to.
 type Conflict struct {
 	// Device is the device's name.

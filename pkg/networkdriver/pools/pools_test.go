@@ -48,6 +48,18 @@ func names(a Assignment) map[string][]string {
 	return names
 }
 
+// TestPFs has the PFs of each pool's devices, once and in order, and none of devices that have no PF.
+func TestPFs(t *testing.T) {
+	vf := func(n int, pf string) *inventorytest.Device {
+		d := inventorytest.VF(n)
+		d.PFName = pf
+		return d
+	}
+	require.Equal(t, map[string][]string{"a": {"eth0", "eth1"}, "b": {"eth1"}}, Assignment{
+		"a": rows(vf(1, "eth1"), vf(2, "eth0"), vf(3, "eth1"), dummy("dummy0")), "b": rows(vf(4, "eth1")), "c": rows(dummy("dummy1")), "d": rows(vf(5, "")),
+	}.PFs())
+}
+
 func TestAssign(t *testing.T) {
 	type configs = []v2alpha1.CiliumNetworkDriverDevicePoolConfig
 	everything := &v2alpha1.CiliumNetworkDriverDeviceFilter{}

@@ -23,7 +23,7 @@ type Device struct {
 	Name    string
 	Kernel  string
 	Manager types.DeviceManagerType
-	PF      string
+	PFName  string
 	// VF is the number of a VF, which has eleven attributes that are made of what else is here.
 	VF *int `json:",omitempty"`
 	// Attributes are the attributes of any other device.
@@ -45,11 +45,19 @@ func Devices(manager types.DeviceManagerType, prefix string, n int) []types.Devi
 // VF returns a VF by its number.
 func VF(n int) *Device {
 	name := strings.NewReplacer(":", "-", ".", "-").Replace(PCIAddr(n))
-	return &Device{Name: name, Kernel: fmt.Sprintf("ens1f0v%d", n), Manager: types.DeviceManagerTypeSRIOV, PF: "ens1f0", VF: &n}
+	return &Device{Name: name, Kernel: fmt.Sprintf("ens1f0v%d", n), Manager: types.DeviceManagerTypeSRIOV, PFName: "ens1f0", VF: &n}
 }
 
 // PCIAddr makes a PCI address of a number.
 func PCIAddr(n int) string { return fmt.Sprintf("0000:%02x:%02x.%d", n>>8, n>>3&0x1f, n&7) }
+
+// PF returns the name of a VF's physical function, and the VF's number.
+func (d *Device) PF() (name string, vf int) {
+	if d.VF == nil {
+		return "", 0
+	}
+	return d.PFName, *d.VF
+}
 
 func (d *Device) IfName() string       { return d.Name }
 func (d *Device) KernelIfName() string { return d.Kernel }
@@ -66,7 +74,7 @@ func (d *Device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 		"kernelIfName":                    str(d.Kernel),
 		"mtu":                             num(1500),
 		"mac":                             str("02:00:00:00:00:01"),
-		"pfName":                          str(d.PF),
+		"pfName":                          str(d.PFName),
 		"vfID":                            num(int64(vf)),
 		"vendor":                          str("0x8086"),
 		"deviceID":                        str("0x10ca"),
@@ -81,7 +89,7 @@ func (d *Device) Match(filter *v2alpha1.CiliumNetworkDriverDeviceFilter) bool {
 	has := func(allowed []string, value string) bool {
 		return len(allowed) == 0 || slices.Contains(allowed, value)
 	}
-	return has(filter.DeviceManagers, d.Manager.String()) && has(filter.IfNames, d.Kernel) && has(filter.PfNames, d.PF)
+	return has(filter.DeviceManagers, d.Manager.String()) && has(filter.IfNames, d.Kernel) && has(filter.PfNames, d.PFName)
 }
 
 func (d *Device) Link() nic.Identity                { return nic.Identity{} }
