@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	drivertypes "github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nic"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 // driverNIC is the NIC as a device of the network driver, of which moving it asks no more.
@@ -113,7 +114,7 @@ func TestDerivedAsByTheDriver(t *testing.T) {
 					Derive: &v2alpha1.DerivedRoutes{NexthopNetAddrOffset: int64(tt.offset), RouteDstPrefixLen: int32(tt.prefixLen)},
 				},
 			}}
-			joined, err := networks.NewResolver(api, func() labels.Set { return nil }).Resolve(t.Context(), []networks.Query{{Network: "fabric"}})
+			joined, err := networks.NewResolver(api, func() labels.Set { return nil }, wires.NewTable().Between).Resolve(t.Context(), []networks.Query{{Network: "fabric"}})
 			require.NoError(t, err)
 			log := slog.New(slog.DiscardHandler)
 			row, err := networks.NewKeeper(networks.Params{

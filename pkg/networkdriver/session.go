@@ -39,6 +39,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/nicowner"
 	"github.com/cilium/networkdriver/pkg/pause"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 // room is a part of a session that runs as a job of its own, and is started again if it ends before its time.
@@ -132,6 +133,8 @@ type session struct {
 	announcer *podnet.Announcer
 	pools     configuredPools
 	keeper    *networks.Keeper
+	// node is the node's name.
+	node string
 }
 
 // held returns the devices that the journal has, without what their managers know of them, and those that have rows of further claims:
@@ -201,6 +204,15 @@ func (p *configuredPools) Of(device *tables.DRADevice, rows iter.Seq[*tables.DRA
 	return pools.Of(device, rows, p.get())
 }
 
+// wires says which pools are one wire, by the devices that the node has. It is a [v2alpha1.Wires].
+func (s *session) wires(some, others []string) string {
+	txn := s.db.ReadTxn()
+	assignment, _ := pools.Assign(statedb.ToSeq(s.devices.All(txn)), statedb.ToSeq(s.allocations.All(txn)), s.pools.get())
+	table := wires.NewTable()
+	table.Set(s.node, assignment.PFs())
+	return table.Between(some, others)
+}
+
 // newSession makes the session of a spec, which offers nothing before [session.configure]. Nothing runs yet.
 func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *session {
 	s := &session{
@@ -214,6 +226,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		room:     d.room,
 		mover:    d.mover, announcer: d.announcer,
 		listPods: d.listPods,
+		node:     d.Config.NodeName,
 	}
 	s.markCompared = sync.OnceFunc(func() { close(s.compared) })
 	d.journal.DriverName = spec.DriverName
@@ -233,7 +246,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 		Client: d.Clientset, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Attributes: s.pools.attributes,
 	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate, d.outside.Metadata = s.writer, s.writer, s.gate, s.metadata
-	resolver := networks.NewResolver(d.networks, d.node.labels)
+	resolver := networks.NewResolver(d.networks, d.node.labels, s.wires)
 	s.keeper = networks.NewKeeper(networks.Params{
 		Logger: s.log, Objects: d.networks, Node: d.Config.NodeName, Held: s.held,
 		Waits: func(row *tables.DRAAllocation, message string) {

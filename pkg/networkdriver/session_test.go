@@ -11,11 +11,43 @@ import (
 	"github.com/stretchr/testify/require"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 
+	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/networkdriver/inventory/inventorytest"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/sriov"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
+
+// Pools are one wire where the node's devices in them are of one PF, those that are prepared too, whatever pool would have them now.
+func TestWires(t *testing.T) {
+	db := statedb.New()
+	devices, err := tables.NewDeviceTable(db)
+	require.NoError(t, err)
+	allocations, err := tables.NewAllocationTable(db)
+	require.NoError(t, err)
+	s := &session{db: db, devices: devices, allocations: allocations, node: "n1"}
+	filter := func(pf string) *v2alpha1.CiliumNetworkDriverDeviceFilter {
+		return &v2alpha1.CiliumNetworkDriverDeviceFilter{PfNames: []string{pf}}
+	}
+	s.pools.set([]v2alpha1.CiliumNetworkDriverDevicePoolConfig{{PoolName: "a", Filter: filter("eth0")}, {PoolName: "b", Filter: filter("eth1")}})
+	between := func() string { return s.wires([]string{"a"}, []string{"b"}) }
+	txn := db.WriteTxn(devices, allocations)
+	for i, pf := range []string{"eth0", "eth0", "eth1"} {
+		vf := inventorytest.VF(i)
+		vf.PFName = pf
+		_, _, err := devices.Insert(txn, &tables.DRADevice{Name: vf.Name, Manager: vf.Manager, Dev: vf})
+		require.NoError(t, err)
+	}
+	txn.Commit()
+	require.Empty(t, between())
+
+	txn = db.WriteTxn(allocations)
+	_, _, err = allocations.Insert(txn, &tables.DRAAllocation{DeviceName: inventorytest.VF(1).Name, Pool: "b", ClaimUID: "c"})
+	require.NoError(t, err)
+	txn.Commit()
+	require.Equal(t, "pools a and b have devices of PF eth0 on node n1", between())
+}
 
 // The journal has one claim for each device. One that two claims have, by a mistake somewhere, is held by both: neither's addresses are
 // given to others.

@@ -30,6 +30,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 // The times of the driver's session that are not in the rooms that are real here.
@@ -80,7 +81,7 @@ func (s *sim) startAgent() {
 	s.agent, a.kill = a, s.killAgent
 	log := slog.New(&logHandler{sim: s, process: a.process})
 	a.client = client{sim: s, process: a.process, node: nodeName}
-	resolver := networks.NewResolver(objects{a.client}, func() labels.Set { return nil })
+	resolver := networks.NewResolver(objects{a.client}, func() labels.Set { return nil }, wires.NewTable().Between)
 	a.keeper = networks.NewKeeper(networks.Params{
 		Logger: log, Objects: objects{a.client}, Node: nodeName, Held: a.held,
 		Waits: func(*tables.DRAAllocation, string) {},
@@ -116,7 +117,7 @@ func (s *sim) startAgent() {
 	a.restorer = claims.NewRestorer(claims.RestorerParams{
 		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
-		Networks: networks.NewResolver(objects{patient}, func() labels.Set { return nil }), Addresses: a.keeper,
+		Networks: networks.NewResolver(objects{patient}, func() labels.Set { return nil }, wires.NewTable().Between), Addresses: a.keeper,
 		Pools: &world{agent: a},
 	})
 	a.inventory.Expect(types.DeviceManagerTypeSRIOV, types.DeviceManagerTypeDummy)

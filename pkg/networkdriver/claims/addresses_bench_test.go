@@ -47,6 +47,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 const (
@@ -321,7 +322,7 @@ func (c *addressCluster) preparer(b *testing.B, node string) *preparer {
 		Logger: f.Logger, DB: f.db, Allocations: f.allocations, Client: claims, DriverName: testDriver, NodeName: node, BootID: testBoot,
 	})
 	f.world.Addresses = networks.NewKeeper(networks.Params{Logger: f.Logger, Objects: client, Node: node, Held: f.rows, Waits: func(*tables.DRAAllocation, string) {}})
-	f.Networks = networks.NewResolver(client, func() labels.Set { return nil })
+	f.Networks = networks.NewResolver(client, func() labels.Set { return nil }, wires.NewTable().Between)
 	return &preparer{f, claims, requests}
 }
 

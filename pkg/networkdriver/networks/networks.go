@@ -48,10 +48,15 @@ type Resolver struct {
 	reader Reader
 	// node returns the labels of the Node, by which subnets are for it or not.
 	node func() labels.Set
+	// wires knows the node's own pools.
+	wires v2alpha1.Wires
 }
 
-// NewResolver returns one that reads by the reader, for the node that has the labels.
-func NewResolver(reader Reader, node func() labels.Set) *Resolver { return &Resolver{reader, node} }
+// NewResolver returns one that reads by the reader, for the node that has the labels and whose devices make the pools one wire that wires
+// says.
+func NewResolver(reader Reader, node func() labels.Set, wires v2alpha1.Wires) *Resolver {
+	return &Resolver{reader, node, wires}
+}
 
 // Resolve returns for each query the network, as it is now. The networks are read once, all of them, since one may be in
 // conflict with another, and the namespace once and only where its labels are asked for. The error names the network and what is
@@ -84,7 +89,7 @@ func (r *Resolver) Resolve(ctx context.Context, queries []Query) ([]*types.Netwo
 			return nil, fmt.Errorf("network %s: %w", q.Network, err)
 		}
 		if network := read[q.Network]; found[i].Offer != nil {
-			found[i].Offer.Unjudged = network.Status.ObservedGeneration != network.Generation
+			found[i].Offer.Unjudged = network.Status.ObservedGeneration != network.Generation || network.HasRival(all, r.wires)
 		}
 	}
 	return found, nil
@@ -102,8 +107,8 @@ func (r *Resolver) find(ctx context.Context, q Query, all []v2alpha1.CiliumNetwo
 	if err := network.Validate(); err != nil {
 		return nil, fmt.Errorf("the CiliumNetworkDriverNetwork is not valid: %w", err)
 	}
-	// The operator sees what is still used of networks that are gone; it may be away.
-	conflict := network.Conflict(all)
+	// The operator sees what is still used of networks that are gone, and the wires of other nodes; it may be away.
+	conflict := network.Conflict(all, r.wires)
 	if c := meta.FindStatusCondition(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting); c != nil && c.Status == metav1.ConditionTrue {
 		conflict = cmp.Or(conflict, c.Message)
 	}

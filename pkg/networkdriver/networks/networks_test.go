@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 type fakeReader struct {
@@ -64,8 +65,10 @@ func newReader() *fakeReader {
 	}
 }
 
-func newResolver(r Reader) *Resolver {
-	return NewResolver(r, func() labels.Set { return labels.Set{"rack": "r1", "kind": "fast"} })
+func newResolver(r Reader) *Resolver { return newResolverOf(r, wires.NewTable()) }
+
+func newResolverOf(r Reader, table *wires.Table) *Resolver {
+	return NewResolver(r, func() labels.Set { return labels.Set{"rack": "r1", "kind": "fast"} }, table.Between)
 }
 
 func TestResolve(t *testing.T) {
@@ -179,6 +182,29 @@ func TestResolveConflict(t *testing.T) {
 	require.NoError(t, err)
 	_, err = newResolver(reader).Resolve(t.Context(), []Query{{"two", "team-a", "fast"}})
 	require.EqualError(t, err, "network two: it is in conflict, and cannot be joined: the older network one has addresses of 192.0.2.0/24 too, in the same VLAN and on a common pool")
+}
+
+// TestResolveConflictOnOneWire refuses the younger of two networks whose pools have devices of one PF of the node, and has the older one
+// take care of what devices of the younger one may have from when the pools were others.
+func TestResolveConflictOnOneWire(t *testing.T) {
+	reader := newReader()
+	subnets := []v2alpha1.NetworkSubnet{{CIDR: "192.0.2.0/24"}}
+	reader.networks["one"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets, Pools: []string{"fast"}}
+	reader.networks["two"] = &v2alpha1.CiliumNetworkDriverNetworkSpec{NamespaceSelector: &v2alpha1.LabelSelector{}, Subnets: subnets, Pools: []string{"slow"}}
+	table := wires.NewTable()
+	for _, shared := range []bool{false, true} {
+		table.Set("n1", map[string][]string{"fast": {"eth0"}, "slow": {map[bool]string{false: "eth1", true: "eth0"}[shared]}})
+		found, err := newResolverOf(reader, table).Resolve(t.Context(), []Query{{"one", "team-a", "fast"}})
+		require.NoError(t, err)
+		require.Equal(t, shared, found[0].Offer.Unjudged)
+		_, err = newResolverOf(reader, table).Resolve(t.Context(), []Query{{"two", "team-a", "slow"}})
+		if !shared {
+			require.NoError(t, err, "pools of their own")
+			continue
+		}
+		require.EqualError(t, err, "network two: it is in conflict, and cannot be joined: the older network one has addresses of 192.0.2.0/24 too, "+
+			"in the same VLAN and on one wire: pools slow and fast have devices of PF eth0 on node n1")
+	}
 }
 
 // TestResolveChangedIntoConflict refuses the older of two networks too while nobody has said, of what it was changed to, whether pods

@@ -89,7 +89,8 @@ type Offer struct {
 	Derive *policyroute.Config
 	// Reserve says that the addresses are kept for the next pod of the name.
 	Reserve bool
-	// Unjudged says that the operator has not looked at the network as it is: devices of a network that is gone may use its addresses.
+	// Unjudged says that devices may use addresses of it from another network, without the operator's having said so: it has not looked at the
+	// network as it is, or another network has some of them on the same wire.
 	Unjudged bool
 }
 

@@ -169,4 +169,28 @@ func TestAPINetworks(t *testing.T) {
 		conflict := meta.FindStatusCondition(s.Conditions, v2alpha1.ConditionNetworkConflicting)
 		return s.ObservedGeneration == two.Generation && conflict.Status == metav1.ConditionTrue && strings.Contains(conflict.Message, "still has address 192.0.2.200")
 	})
+
+	// Two networks on different pools, which a node's agent finds to have devices of one PF.
+	for _, name := range []string{"left", "right"} {
+		n := network(name, 0, 10, []string{name}, "192.0.2.0/24")
+		n.ObjectMeta = metav1.ObjectMeta{Name: name}
+		require.NoError(t, c.Create(t.Context(), &n))
+		eventually("ready", func() bool { return meta.IsStatusConditionTrue(status(name).Conditions, v2alpha1.ConditionReady) })
+	}
+	node := &v2alpha1.CiliumNetworkDriverNodeConfig{ObjectMeta: metav1.ObjectMeta{Name: "node3"}}
+	node.Spec.Default()
+	require.NoError(t, c.Create(t.Context(), node))
+	report := func(pf string) {
+		before := node.DeepCopy()
+		node.Status.Pools = []v2alpha1.DevicePoolStatus{{Name: "left", PFs: []string{"eth0"}}, {Name: "right", PFs: []string{pf}}}
+		require.NoError(t, c.Status().Patch(t.Context(), node, client.MergeFrom(before)))
+	}
+	report("eth0")
+	eventually("the wire is seen", func() bool {
+		conflict := meta.FindStatusCondition(status("right").Conditions, v2alpha1.ConditionNetworkConflicting)
+		return conflict.Status == metav1.ConditionTrue && strings.Contains(conflict.Message, "pools right and left have devices of PF eth0 on node node3")
+	})
+	require.True(t, meta.IsStatusConditionTrue(status("left").Conditions, v2alpha1.ConditionReady), "it is the older one")
+	report("eth1")
+	eventually("ports of their own", func() bool { return meta.IsStatusConditionTrue(status("right").Conditions, v2alpha1.ConditionReady) })
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/agents"
 	"github.com/cilium/networkdriver/operator/pkg/networkdriver/config"
 	"github.com/cilium/networkdriver/pkg/pause"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 const (
@@ -123,7 +124,8 @@ func (o *operator) term(ctx context.Context) error {
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: stripNode},
-				&corev1.Pod{}:  {Namespaces: map[string]cache.Config{c.K8sNamespace: {LabelSelector: agentPods}}, Transform: agents.StripPod},
+				&v2alpha1.CiliumNetworkDriverNodeConfig{}: {Transform: stripNodeConfig},
+				&corev1.Pod{}: {Namespaces: map[string]cache.Config{c.K8sNamespace: {LabelSelector: agentPods}}, Transform: agents.StripPod},
 			},
 		},
 		Metrics:                       server.Options{BindAddress: "0"},
@@ -146,9 +148,11 @@ func (o *operator) term(ctx context.Context) error {
 		return err
 	}
 	network := func(a *address) string { return a.network }
-	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, metrics: o.metrics, events: mgr.GetEventRecorder("cilium-operator")}
+	statuses := &statusReconciler{log: o.Logger, client: mgr.GetClient(), ledger: addresses, wires: wires.NewTable(), metrics: o.metrics,
+		events: mgr.GetEventRecorder("cilium-operator")}
 	err = builder.ControllerManagedBy(mgr).Named("network-status").
 		Watches(&v2alpha1.CiliumNetworkDriverNetwork{}, handler.EnqueueRequestsFromMapFunc(statuses.all)).
+		Watches(&v2alpha1.CiliumNetworkDriverNodeConfig{}, statuses.nodeConfigs()).
 		WatchesRawSource(addresses.source(network)).
 		Complete(statuses)
 	if err != nil {

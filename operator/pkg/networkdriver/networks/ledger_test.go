@@ -99,7 +99,7 @@ func BenchmarkLedger(b *testing.B) {
 	n := network("storage", 0, 7, nil, "10.0.0.0/8")
 	for b.Loop() {
 		count(&n, l.ofNetwork("storage"), l.claimsOf("storage"))
-		judge(&n, nil, l.ofNetworks(func(name string) bool { return name != "storage" }))
+		judge(&n, nil, l.ofNetworks(func(name string) bool { return name != "storage" }), apart)
 	}
 	if n.Status.UsedAddresses != hosts {
 		b.Fatal(n.Status.UsedAddresses)

@@ -24,9 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
+	"github.com/cilium/networkdriver/pkg/wires"
 )
 
 // conflictDelay is how often a network in conflict is looked at again.
@@ -46,8 +49,48 @@ type statusReconciler struct {
 	log     *slog.Logger
 	client  client.Client
 	ledger  *ledger
+	wires   *wires.Table
 	metrics *metrics
 	events  events.EventRecorder
+}
+
+// stripNodeConfig leaves of a node config what is looked at here and in package agents.
+func stripNodeConfig(obj any) (any, error) {
+	c, ok := obj.(*v2alpha1.CiliumNetworkDriverNodeConfig)
+	if !ok {
+		return obj, nil
+	}
+	return &v2alpha1.CiliumNetworkDriverNodeConfig{
+		ObjectMeta: metav1.ObjectMeta{Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion},
+		Status:     v2alpha1.CiliumNetworkDriverNodeConfigStatus{Conditions: c.Status.Conditions, Pools: c.Status.Pools},
+	}, nil
+}
+
+// nodeConfigs follows which pools share PFs, and has all networks looked at when that is something else. Of the many other writes to
+// node configs nothing follows.
+func (r *statusReconciler) nodeConfigs() handler.EventHandler {
+	set := func(ctx context.Context, node client.Object, pools []v2alpha1.DevicePoolStatus, q queue) {
+		pfs := map[string][]string{}
+		for i := range pools {
+			pfs[pools[i].Name] = pools[i].PFs
+		}
+		if !r.wires.Set(node.GetName(), pfs) {
+			return
+		}
+		for _, request := range r.all(ctx, node) {
+			q.Add(request)
+		}
+	}
+	present := func(ctx context.Context, o client.Object, q queue) {
+		if c, ok := o.(*v2alpha1.CiliumNetworkDriverNodeConfig); ok {
+			set(ctx, c, c.Status.Pools, q)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { present(ctx, e.Object, q) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { present(ctx, e.ObjectNew, q) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { set(ctx, e.Object, nil, q) },
+	}
 }
 
 // all has all networks looked at, since a conflict is one of two.
@@ -82,7 +125,7 @@ func (r *statusReconciler) Reconcile(ctx context.Context, request reconcile.Requ
 	before := network.DeepCopy()
 	network.Status.ObservedGeneration = network.Generation
 	count(network, r.ledger.ofNetwork(network.Name), r.ledger.claimsOf(network.Name))
-	judge(network, networks.Items, r.ledger.ofNetworks(func(name string) bool { return name != network.Name }))
+	judge(network, networks.Items, r.ledger.ofNetworks(func(name string) bool { return name != network.Name }), r.wires.Between)
 	r.metrics.set(network)
 	var result reconcile.Result
 	if meta.IsStatusConditionTrue(network.Status.Conditions, v2alpha1.ConditionNetworkConflicting) {
@@ -200,12 +243,14 @@ func prefixesOf(network *v2alpha1.CiliumNetworkDriverNetwork) (prefixes []netip.
 
 // judge sets the network's conditions. The addresses are those of other networks, of younger ones too: those came by them before the
 // network was changed to what it is.
-func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address]) {
+func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address],
+	wires v2alpha1.Wires) {
 	ready := metav1.Condition{Type: v2alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonReady, Message: "claims can join"}
 	conflicting := metav1.Condition{Type: v2alpha1.ConditionNetworkConflicting, Status: metav1.ConditionFalse, Reason: reasonReady}
 	if err := network.Validate(); err != nil {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonInvalid, truncated(err.Error())
-	} else if message := cmp.Or(network.Conflict(all), stillUsed(network, addresses)); message != "" {
+	} else if message := cmp.Or(network.Conflict(all, wires), stillUsed(network, addresses, wires)); message != "" {
+		message = truncated(message)
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonConflicting, message
 		conflicting.Status, conflicting.Reason, conflicting.Message = metav1.ConditionTrue, reasonConflicting, message
 	}
@@ -222,15 +267,20 @@ func judge(network *v2alpha1.CiliumNetworkDriverNetwork, all []v2alpha1.CiliumNe
 
 // stillUsed says which address of the network, on its wire, a device has from another network, which may be gone or have been
 // changed since.
-func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address]) string {
+func stillUsed(network *v2alpha1.CiliumNetworkDriverNetwork, addresses iter.Seq[*address], wires v2alpha1.Wires) string {
 	prefixes := prefixesOf(network)
+	reaches := map[string]string{} // by pool
 	for a := range addresses {
-		if !a.inUse() || a.vlan != network.Spec.Vlan || len(network.Spec.Pools) > 0 && !slices.Contains(network.Spec.Pools, a.pool) {
+		if !a.inUse() || a.vlan != network.Spec.Vlan || !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a.addr) }) {
 			continue
 		}
-		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a.addr) }) {
-			return fmt.Sprintf("pod %s/%s still has address %s, from network %s, in the same VLAN and of a pool in common",
-				a.namespace, a.pod, a.addr, a.network)
+		how, known := reaches[a.pool]
+		if !known {
+			how = network.Spec.Reaches(a.vlan, []string{a.pool}, wires)
+			reaches[a.pool] = how
+		}
+		if how != "" {
+			return fmt.Sprintf("pod %s/%s still has address %s, from network %s, %s", a.namespace, a.pod, a.addr, a.network, how)
 		}
 	}
 	return ""
