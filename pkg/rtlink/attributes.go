@@ -11,11 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes decodes attributes, which the kernel pads to a multiple of four bytes, nested ones included (netlink(7)). The
-// library's function, which is called here, panics at a last one that is not.
+// attrTypeMask is NLA_TYPE_MASK of linux/netlink.h.
+const attrTypeMask = 0x3fff
+
+// Attributes decodes attributes, which the kernel pads to a multiple of four bytes, nested ones included (netlink(7)). Their types are
+// without the flags that a kernel may set in them. The library's function, which is called here, panics at a last one that is not padded.
 func Attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if len(b)%unix.RTA_ALIGNTO != 0 {
 		return nil, fmt.Errorf("attributes of %d bytes, which is no multiple of %d", len(b), unix.RTA_ALIGNTO)
 	}
-	return nl.ParseRouteAttr(b)
+	attrs, err := nl.ParseRouteAttr(b)
+	for i := range attrs {
+		attrs[i].Attr.Type &= attrTypeMask
+	}
+	return attrs, err
 }

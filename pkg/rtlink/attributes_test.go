@@ -12,12 +12,12 @@ import (
 )
 
 func TestAttributes(t *testing.T) {
-	padded := nl.NewRtAttr(7, []byte("value")).Serialize()
+	padded := nl.NewRtAttr(7|unix.NLA_F_NESTED, []byte("value")).Serialize()
 	require.Len(t, padded, 12)
 	attrs, err := Attributes(padded)
 	require.NoError(t, err)
 	require.Len(t, attrs, 1)
-	require.EqualValues(t, 7, attrs[0].Attr.Type)
+	require.EqualValues(t, 7, attrs[0].Attr.Type, "without its flag")
 	require.Equal(t, []byte("value"), attrs[0].Value)
 
 	_, err = Attributes(padded[:9])

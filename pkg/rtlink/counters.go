@@ -6,6 +6,7 @@ package rtlink
 import (
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -29,9 +30,6 @@ const (
 	vfRxDropped = 7
 	vfTxDropped = 8
 )
-
-// attrTypeMask is NLA_TYPE_MASK of linux/netlink.h.
-const attrTypeMask = 0x3fff
 
 // NamespaceID returns the number under which the socket's namespace knows another one (ip-netns(8), list-id), and gives it one if it
 // has none. The kernel does that by itself when a link moves from the one into the other.
@@ -95,73 +93,27 @@ func (c *Conn) VFCounters(pfIndex int) (map[int]Counters, error) {
 	return parseVFCounters(msgs[0])
 }
 
-// parseVFCounters decodes the counters in IFLA_VFINFO_LIST. A list that the kernel has cut off is an error.
-func parseVFCounters(msg []byte) (map[int]Counters, error) {
-	if len(msg) < unix.SizeofIfInfomsg {
-		return nil, fmt.Errorf("link message of %d bytes", len(msg))
-	}
-	attrs, err := Attributes(msg[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return nil, err
-	}
-	vfs, count := map[int]Counters{}, 0
-	for _, a := range attrs {
-		switch a.Attr.Type & attrTypeMask {
-		case unix.IFLA_NUM_VF:
-			if len(a.Value) >= 4 {
-				count = int(nl.NativeEndian().Uint32(a.Value))
-			}
-		case unix.IFLA_VFINFO_LIST:
-			infos, err := Attributes(a.Value)
-			if err != nil {
-				return nil, fmt.Errorf("decode the list of VFs: %w", err)
-			}
-			for _, info := range infos {
-				vf, counters, err := parseVFStats(info.Value)
-				if err != nil {
-					return nil, fmt.Errorf("decode the list of VFs: %w", err)
-				}
-				vfs[vf] = counters
-			}
-		}
-	}
-	if len(vfs) != 0 && len(vfs) < count {
-		return nil, fmt.Errorf("the kernel's list of VFs is cut off after %d of %d", len(vfs), count)
-	}
-	return vfs, nil
-}
+func parseVFCounters(msg []byte) (map[int]Counters, error) { return ParseVFs(msg, parseVFStats) }
 
-// parseVFStats decodes one entry of the list (IFLA_VF_INFO).
-func parseVFStats(data []byte) (vf int, counters Counters, err error) {
-	attrs, err := Attributes(data)
-	if err != nil {
-		return 0, Counters{}, err
-	}
-	vf = -1
+// parseVFStats decodes the counters of one VF (IFLA_VF_STATS).
+func parseVFStats(attrs []syscall.NetlinkRouteAttr) (counters Counters, err error) {
 	for _, a := range attrs {
-		switch a.Attr.Type & attrTypeMask {
-		case nl.IFLA_VF_MAC:
-			if len(a.Value) >= nl.SizeofVfMac {
-				vf = int(nl.DeserializeVfMac(a.Value).Vf)
-			}
-		case nl.IFLA_VF_STATS:
-			stats, err := Attributes(a.Value)
-			if err != nil {
-				return 0, Counters{}, err
-			}
-			for _, s := range stats {
-				field := map[uint16]*uint64{
-					vfRxBytes: &counters.RxBytes, vfRxPackets: &counters.RxPackets, vfRxDropped: &counters.RxDropped,
-					vfTxBytes: &counters.TxBytes, vfTxPackets: &counters.TxPackets, vfTxDropped: &counters.TxDropped,
-				}[s.Attr.Type&attrTypeMask]
-				if field != nil && len(s.Value) >= 8 {
-					*field = nl.NativeEndian().Uint64(s.Value)
-				}
+		if a.Attr.Type != nl.IFLA_VF_STATS {
+			continue
+		}
+		stats, err := Attributes(a.Value)
+		if err != nil {
+			return Counters{}, err
+		}
+		for _, s := range stats {
+			field := map[uint16]*uint64{
+				vfRxBytes: &counters.RxBytes, vfRxPackets: &counters.RxPackets, vfRxDropped: &counters.RxDropped,
+				vfTxBytes: &counters.TxBytes, vfTxPackets: &counters.TxPackets, vfTxDropped: &counters.TxDropped,
+			}[s.Attr.Type]
+			if field != nil && len(s.Value) >= 8 {
+				*field = nl.NativeEndian().Uint64(s.Value)
 			}
 		}
 	}
-	if vf < 0 {
-		return 0, Counters{}, errors.New("an entry has no VF index")
-	}
-	return vf, counters, nil
+	return counters, nil
 }

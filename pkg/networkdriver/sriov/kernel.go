@@ -6,12 +6,12 @@ package sriov
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -106,9 +106,6 @@ type rtnetlink struct {
 	// netns is the path of the host's network namespace, empty for the calling thread's, and sysfs shows it.
 	netns, sysfs string
 }
-
-// attrTypeMask is NLA_TYPE_MASK of linux/netlink.h.
-const attrTypeMask = 0x3fff
 
 func (k rtnetlink) with(do func(*nic.Place) error) error {
 	open := nic.OpenOwn
@@ -246,63 +243,21 @@ func concernsVF(l netlink.Link) bool {
 	return l.Attrs().ParentIndex != 0 && l.Type() != "veth" && l.Type() != "netkit"
 }
 
-// parseVFs decodes IFLA_VFINFO_LIST. The message is checked for completeness, because older kernels cut off a list
-// that does not fit.
-func parseVFs(msg []byte) (map[int]VFSettings, error) {
-	if len(msg) < unix.SizeofIfInfomsg {
-		return nil, fmt.Errorf("link message of %d bytes", len(msg))
-	}
-	attrs, err := rtlink.Attributes(msg[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return nil, err
-	}
-	vfs, count := map[int]VFSettings{}, 0
-	for _, a := range attrs {
-		switch a.Attr.Type & attrTypeMask {
-		case unix.IFLA_NUM_VF:
-			if len(a.Value) >= 4 {
-				count = int(nl.NativeEndian().Uint32(a.Value))
-			}
-		case unix.IFLA_VFINFO_LIST:
-			infos, err := rtlink.Attributes(a.Value)
-			if err != nil {
-				return nil, fmt.Errorf("decode the list of VFs: %w", err)
-			}
-			for _, info := range infos {
-				id, s, err := parseVF(info.Value)
-				if err != nil {
-					return nil, fmt.Errorf("decode the list of VFs: %w", err)
-				}
-				vfs[id] = s
-			}
-		}
-	}
-	if len(vfs) != 0 && len(vfs) < count {
-		return nil, fmt.Errorf("the kernel's list of VFs is cut off after %d of %d", len(vfs), count)
-	}
-	return vfs, nil
-}
+func parseVFs(msg []byte) (map[int]VFSettings, error) { return rtlink.ParseVFs(msg, parseVF) }
 
-func parseVF(data []byte) (int, VFSettings, error) {
-	attrs, err := rtlink.Attributes(data)
-	if err != nil {
-		return 0, VFSettings{}, err
-	}
-	id, s := -1, VFSettings{}
+func parseVF(attrs []syscall.NetlinkRouteAttr) (s VFSettings, err error) {
 	for _, a := range attrs {
-		switch a.Attr.Type & attrTypeMask {
+		switch a.Attr.Type {
 		case nl.IFLA_VF_MAC:
 			if len(a.Value) >= nl.SizeofVfMac {
-				m := nl.DeserializeVfMac(a.Value)
-				id = int(m.Vf)
-				if mac := net.HardwareAddr(m.Mac[:6]); m.Mac != [32]byte{} {
-					s.MAC = mac.String()
+				if m := nl.DeserializeVfMac(a.Value); m.Mac != [32]byte{} {
+					s.MAC = net.HardwareAddr(m.Mac[:6]).String()
 				}
 			}
 		case nl.IFLA_VF_VLAN:
 			if len(a.Value) >= nl.SizeofVfVlan {
 				v := nl.DeserializeVfVlan(a.Value)
-				id, s.VLAN, s.QoS = int(v.Vf), int(v.Vlan), int(v.Qos)
+				s.VLAN, s.QoS = int(v.Vlan), int(v.Qos)
 			}
 		case nl.IFLA_VF_VLAN_LIST:
 			s.VLANProto = vlanProto(a.Value)
@@ -323,13 +278,10 @@ func parseVF(data []byte) (int, VFSettings, error) {
 			}
 		}
 	}
-	if id < 0 {
-		return 0, VFSettings{}, errors.New("an entry has no VF index")
-	}
 	if s.VLAN == 0 && s.QoS == 0 {
 		s.VLANProto = 0
 	}
-	return id, s, nil
+	return s, nil
 }
 
 // setting decodes a switch (struct ifla_vf_trust, ifla_vf_spoofchk); nil for one that the PF's driver does not tell of, which is
@@ -355,7 +307,7 @@ func vlanProto(list []byte) int {
 		return 0
 	}
 	for _, a := range attrs {
-		if a.Attr.Type&attrTypeMask == nl.IFLA_VF_VLAN_INFO && len(a.Value) >= nl.SizeofVfVlan+2 {
+		if a.Attr.Type == nl.IFLA_VF_VLAN_INFO && len(a.Value) >= nl.SizeofVfVlan+2 {
 			if proto := int(binary.BigEndian.Uint16(a.Value[nl.SizeofVfVlan:])); proto != unix.ETH_P_8021Q {
 				return proto
 			}
