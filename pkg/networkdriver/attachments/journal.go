@@ -218,10 +218,15 @@ func (r *Room) giveBackClaim(ctx context.Context, uid kubetypes.UID, sandboxesOf
 	return errors.Join(errs...)
 }
 
-// mayLeave returns why the row's device has to stay where it is: in a sandbox that runs.
+// mayLeave returns why the row's device has to stay where it is: in a sandbox that runs. Of a device without a link nothing tells which
+// sandbox had it before the agent was started again, so that it stays for as long as its pod has one.
 func (r *Room) mayLeave(ctx context.Context, row *tables.DRAAllocation, sandboxesOf func(kubetypes.UID) ([]Sandbox, error)) error {
+	linkless := row.PreparedDevice.Link().IsZero()
 	sandboxes, err := sandboxesOf(row.PodUID)
 	if err != nil {
+		if linkless {
+			return err
+		}
 		if seen, failure := r.world.Where(ctx, "", row.PreparedDevice); failure == nil && seen.Place != podnet.Elsewhere {
 			return nil
 		}
@@ -230,6 +235,9 @@ func (r *Room) mayLeave(ctx context.Context, row *tables.DRAAllocation, sandboxe
 	for _, s := range sandboxes {
 		if !r.Alive(s) {
 			continue
+		}
+		if linkless {
+			return errors.New("a program in the pod's sandbox, which still runs, may have it: it is freed when that has ended")
 		}
 		seen, err := r.world.Where(ctx, s.NetNS, row.PreparedDevice)
 		if err != nil {

@@ -184,6 +184,25 @@ func TestGiveBackWhatIsLeft(t *testing.T) {
 	require.Equal(t, []kubetypes.UID{ref.UID, ref.UID}, f.world.owed, "kubelet may not ask again")
 }
 
+// A device that a program has opened itself is in no namespace: it stays for as long as its pod has a sandbox that runs, and while that is
+// not known.
+func TestLinklessStaysInItsSandbox(t *testing.T) {
+	f := newFixture(t)
+	row, _ := f.newRow("pod", "a", 1)
+	require.NoError(t, f.Restore([]*tables.DRAAllocation{row.With(func(r *tables.DRAAllocation) {
+		r.PreparedDevice, r.Releasing = fakeDevice{Name: "a"}, true
+	})}))
+	unknown := func(kubetypes.UID) ([]Sandbox, error) { return nil, errors.New("not connected") }
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), unknown))
+	running := []Sandbox{{ID: "s1", PodUID: row.PodUID, NetNS: "/run/netns/s1"}}
+	known := func(kubetypes.UID) ([]Sandbox, error) { return running, nil }
+	require.Equal(t, 1, f.giveBackReleasing(t.Context(), known))
+	require.NotContains(t, f.world.takeCalls(), "free a")
+	running = nil
+	require.Zero(t, f.giveBackReleasing(t.Context(), known))
+	require.Empty(t, f.rows())
+}
+
 // What waits for its sandbox to end is free as soon as that has, however long it has been waited for.
 func TestFreeAsSoonAsItIsHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
