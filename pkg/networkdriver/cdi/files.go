@@ -319,9 +319,13 @@ func (f *Files) contents(g Gate) (o *opening, err error) {
 		if o.place, err = json.Marshal(gatehook.Place{NetNS: ns.ID, Sandbox: g.Sandbox, Hardware: g.Hardware, Claim: g.ClaimName, Pod: g.Pod}); err != nil {
 			return nil, err
 		}
-		edits.Hooks = []*specs.Hook{{
-			HookName: createRuntime, Path: f.Hook, Args: []string{f.Hook, f.placePath(g.Claim)}, Timeout: new(gatehook.Timeout),
-		}}
+		args := []string{f.Hook, f.placePath(g.Claim)}
+		for _, e := range g.Exposed {
+			if e.IOMMUGroup != nil {
+				args = append(args, gatehook.Group{Device: e.Address, Number: *e.IOMMUGroup}.String())
+			}
+		}
+		edits.Hooks = []*specs.Hook{{HookName: createRuntime, Path: f.Hook, Args: args, Timeout: new(gatehook.Timeout)}}
 		if o.hooked, err = f.spec(g, edits); err != nil {
 			return nil, err
 		}

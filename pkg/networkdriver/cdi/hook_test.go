@@ -14,10 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	kubetypes "k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cilium/networkdriver/internal/testenv"
 	"github.com/cilium/networkdriver/pkg/netnamespace"
 	"github.com/cilium/networkdriver/pkg/networkdriver/gatehook"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // newHooked returns the files of a driver with a hook, which is in place, and a gate that they can open.
@@ -95,6 +97,20 @@ func stat(t *testing.T, path string) os.FileInfo {
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	return info
+}
+
+// TestHookIsToldOfGroups has a container's hook look for the groups whose nodes the container was given, whatever the files say by then.
+func TestHookIsToldOfGroups(t *testing.T) {
+	f, g := newHooked(t)
+	g.Exposed = []Exposed{
+		{Request: "lan", PodClaim: "nic", Exposure: types.Exposure{Address: "0000:03:00.1", Nodes: []string{"/dev/vfio/15"}, IOMMUGroup: new(int64(15))}},
+		{Request: "wan", PodClaim: "nic", Exposure: types.Exposure{Address: "0000:03:00.2", Nodes: []string{"/dev/infiniband/uverbs0"}}},
+	}
+	o, err := f.contents(g)
+	require.NoError(t, err)
+	spec := specs.Spec{}
+	require.NoError(t, json.Unmarshal(o.hooked, &spec))
+	require.Equal(t, []string{f.Hook, f.placePath(claim), "0000:03:00.1=15"}, spec.ContainerEdits.Hooks[0].Args)
 }
 
 // TestHookIsToldFirst never has a spec file with the hook that has nothing to read.

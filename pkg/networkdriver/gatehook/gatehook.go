@@ -3,9 +3,9 @@
 
 // Package gatehook is the last line of the gate before a claim's containers, of which package cdi is the first. A container
 // that lists a claim is created while the claim's devices are in a sandbox, be it the container's own or another one: that
-// of another pod of the claim, or a former one of the same pod. Or they have been lost since: a VF that is made anew is on the host.
-// The agent tells all that, and while it is away a hook of the container does, which the OCI runtime runs on the node when the container has its namespaces and nothing of it
-// has started (createRuntime). It takes what tenants may have a part in, such as annotations, for nothing but a reason to refuse.
+// of another pod of the claim, or a former one of the same pod. Or they have been lost since: a VF that is made anew is on the host,
+// and its IOMMU group's number may be another device's. The agent tells all that, and while it is away a hook of the container does, which
+// the OCI runtime runs on the node when the container has its namespaces and nothing of it has started (createRuntime). It takes what tenants may have a part in, such as annotations, for nothing but a reason to refuse.
 package gatehook
 
 import (
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -75,6 +76,16 @@ type Device struct {
 	Name string `json:"name"`
 }
 
+// Group is a PCI device and its IOMMU group, by whose number its node is called. The kernel gives numbers to other groups when devices
+// are made anew. It is an argument of the hook, as the runtime has it from where it has the node.
+type Group struct {
+	// Device is the PCI address.
+	Device string
+	Number int64
+}
+
+func (g Group) String() string { return g.Device + "=" + strconv.FormatInt(g.Number, 10) }
+
 // container is what the runtime says of the container, its OCI state.
 type container struct {
 	PID         int               `json:"pid"`
@@ -82,10 +93,10 @@ type container struct {
 }
 
 // Run says why the container whose OCI state is read must not start: it is not where the devices of its claim are, as
-// the file says, for as long as an attach may take that is under way.
-func Run(state io.Reader, file string) error {
+// the file says, for as long as an attach may take that is under way; or one of groups, in the form of [Group], is not the device's.
+func Run(state io.Reader, file string, groups []string) error {
 	result := make(chan error, 1)
-	go func() { result <- run(state, file, sysfsRoot, patience, time.Sleep) }()
+	go func() { result <- run(state, file, groups, sysfsRoot, patience, time.Sleep) }()
 	select {
 	case err := <-result:
 		return err
@@ -94,7 +105,7 @@ func Run(state io.Reader, file string) error {
 	}
 }
 
-func run(state io.Reader, file, sysfsRoot string, patience time.Duration, sleep func(time.Duration)) error {
+func run(state io.Reader, file string, groups []string, sysfsRoot string, patience time.Duration, sleep func(time.Duration)) error {
 	c, err := read(state)
 	if err != nil {
 		return fmt.Errorf("state of the container: %w", err)
@@ -106,6 +117,10 @@ func run(state io.Reader, file, sysfsRoot string, patience time.Duration, sleep 
 	ns.Close() // the process has it for as long as the hook runs
 	wait := firstPause
 	for end := time.Now().Add(patience); ; wait = min(2*wait, longestPause) {
+		// A node that the container was given of another device does not become the right one.
+		if err := checkGroups(groups, sysfsRoot); err != nil {
+			return err
+		}
 		err := c.check(ns.ID, file, sysfsRoot)
 		if err == nil || !time.Now().Before(end) {
 			return err
@@ -152,6 +167,21 @@ func (c *container) check(netns netnamespace.ID, file, sysfsRoot string) error {
 		if why := d.lost(sysfsRoot); why != "" {
 			return fmt.Errorf("device %s of claim %s is lost: %s; it comes back into the pod when it has an interface and the network driver's "+
 				"agent on the node is at work", d.Name, p.Claim, why)
+		}
+	}
+	return nil
+}
+
+// checkGroups says which of the groups is not the device's any more.
+func checkGroups(groups []string, sysfsRoot string) error {
+	for _, g := range groups {
+		device, number, _ := strings.Cut(g, "=")
+		link, err := os.Readlink(filepath.Join(sysfs.DeviceDir(sysfsRoot, "pci", device), "iommu_group"))
+		if now := filepath.Base(link); err == nil && now != number {
+			err = fmt.Errorf("its IOMMU group was %s and is %s, it was made anew", number, now)
+		}
+		if err != nil {
+			return fmt.Errorf("device %s is lost: %w; a container has it again when the network driver's agent on the node is at work", device, err)
 		}
 	}
 	return nil

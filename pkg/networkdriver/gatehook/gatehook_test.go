@@ -57,7 +57,9 @@ func put(t testing.TB, file string, p Place) {
 func newFile(t *testing.T) string { return filepath.Join(t.TempDir(), "0b910db7"+Suffix) }
 
 // decide lets nothing be waited for.
-func decide(state, file string) error { return run(strings.NewReader(state), file, "/sys", 0, nil) }
+func decide(state, file string) error {
+	return run(strings.NewReader(state), file, nil, "/sys", 0, nil)
+}
 
 // TestSandbox lets a container of the sandbox with the devices start, and no other one.
 func TestSandbox(t *testing.T) {
@@ -66,7 +68,7 @@ func TestSandbox(t *testing.T) {
 	file := newFile(t)
 	put(t, file, in)
 	require.NoError(t, decide(one, file))
-	require.NoError(t, Run(strings.NewReader(one), file))
+	require.NoError(t, Run(strings.NewReader(one), file, nil))
 	err := decide(two, file)
 	for _, part := range []string{"claim default/shared is in use by pod default/one", "ResourceClaimTemplate", "Recreate", "made anew"} {
 		require.ErrorContains(t, err, part)
@@ -109,7 +111,7 @@ func TestLateAttach(t *testing.T) {
 		file := newFile(t)
 		begin(file)
 		looks := 0
-		require.NoError(t, run(strings.NewReader(one), file, "/sys", time.Hour, func(time.Duration) {
+		require.NoError(t, run(strings.NewReader(one), file, nil, "/sys", time.Hour, func(time.Duration) {
 			if looks++; looks == 3 {
 				put(t, file, in)
 			}
@@ -125,7 +127,7 @@ func TestLostDevice(t *testing.T) {
 	file, root := newFile(t), t.TempDir()
 	in.Hardware = []Device{{"pci", "0000:03:00.1"}, {"pci", "0000:03:00.2"}}
 	put(t, file, in)
-	decide := func() error { return run(strings.NewReader(state), file, root, 0, nil) }
+	decide := func() error { return run(strings.NewReader(state), file, nil, root, 0, nil) }
 	require.NoError(t, decide(), "without sysfs nothing is known")
 
 	one, two := filepath.Join(root, "bus/pci/devices/0000:03:00.1"), filepath.Join(root, "bus/pci/devices/0000:03:00.2")
@@ -144,7 +146,30 @@ func TestLostDevice(t *testing.T) {
 	require.ErrorContains(t, err, "device 0000:03:00.1 of claim default/shared is lost: its interface ens1f0v0 is on the host")
 	require.NotContains(t, err.Error(), "\n")
 	// It comes back into the pod while it is waited for.
-	require.NoError(t, run(strings.NewReader(state), file, root, time.Hour, func(time.Duration) { _ = os.Remove(link) }))
+	require.NoError(t, run(strings.NewReader(state), file, nil, root, time.Hour, func(time.Duration) { _ = os.Remove(link) }))
+}
+
+// TestAnotherGroup refuses a container with the node of an IOMMU group that is not, or not any more, that of the claim's device.
+func TestAnotherGroup(t *testing.T) {
+	state, in := newContainer(t, "s1")
+	file, root := newFile(t), t.TempDir()
+	put(t, file, in)
+	// Nothing is waited for.
+	decide := func(groups ...string) error { return run(strings.NewReader(state), file, groups, root, time.Hour, nil) }
+	dir := filepath.Join(root, "bus/pci/devices/0000:03:00.1")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	group := func(number string) {
+		_ = os.Remove(filepath.Join(dir, "iommu_group"))
+		require.NoError(t, os.Symlink("../../../kernel/iommu_groups/"+number, filepath.Join(dir, "iommu_group")))
+	}
+	own := Group{"0000:03:00.1", 15}.String()
+	require.ErrorContains(t, decide(own), "device 0000:03:00.1 is lost: ", "it has none")
+	group("15")
+	require.NoError(t, decide(own))
+	require.ErrorContains(t, decide(own, Group{"0000:03:00.2", 16}.String()), "device 0000:03:00.2 is lost: ", "it is gone")
+	group("16")
+	require.ErrorContains(t, decide(own), "device 0000:03:00.1 is lost: its IOMMU group was 15 and is 16")
+	require.Error(t, decide("0000:03:00.1"), "no number")
 }
 
 // TestRefused refuses whatever is not known to be right.
@@ -191,7 +216,7 @@ func TestRuntimeThatWritesNoState(t *testing.T) {
 	t.Parallel() // it takes its time
 	r, w := io.Pipe()
 	defer w.Close()
-	require.ErrorContains(t, Run(r, newFile(t)), "did not come")
+	require.ErrorContains(t, Run(r, newFile(t), nil), "did not come")
 }
 
 // BenchmarkProgram is what the hook costs a container's start, beside a program that does nothing, which is the price of any

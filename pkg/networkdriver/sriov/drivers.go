@@ -435,5 +435,5 @@ func (d *Device) Exposure(cfg types.DeviceConfig) (types.Exposure, error) {
 	if cfg.Vhost {
 		nodes = append(nodes, "/dev/vhost-net", "/dev/net/tun")
 	}
-	return types.Exposure{Address: d.Addr, Nodes: nodes}, nil
+	return types.Exposure{Address: d.Addr, Nodes: nodes, IOMMUGroup: d.IOMMUGroup}, nil
 }

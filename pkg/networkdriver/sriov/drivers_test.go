@@ -137,7 +137,7 @@ func TestDriver(t *testing.T) {
 	require.Equal(t, "vfio-pci", node.read(filepath.Join(bus, vfAddr, "driver_override")))
 	require.Equal(t, VFSettings{VLAN: 1001, MAC: before.MAC}, node.kernel.vfs[pf][0], "the program gets the VF's address")
 	require.True(t, dev.Link().IsZero(), "nothing is moved")
-	require.Equal(t, types.Exposure{Address: vfAddr, Nodes: []string{"/dev/vfio/vfio", "/dev/vfio/11"}}, exposure(t, dev, vfio(1001)))
+	require.Equal(t, types.Exposure{Address: vfAddr, Nodes: []string{"/dev/vfio/vfio", "/dev/vfio/11"}, IOMMUGroup: new(int64(11))}, exposure(t, dev, vfio(1001)))
 	require.Zero(t, exposure(t, dev, withVLAN(1001)))
 	again, err := dev.Setup(t.Context(), vfio(1001))
 	require.NoError(t, err)

@@ -134,6 +134,8 @@ type Exposure struct {
 	Address string
 	// Nodes are the paths of its device nodes, on the node as in the container.
 	Nodes []string
+	// IOMMUGroup is the number of the IOMMU group that one of them is of, nil for none. It is the device's until that is made anew.
+	IOMMUGroup *int64
 }
 
 // Exposed is a prepared device that programs may open themselves.
