@@ -19,6 +19,7 @@ import (
 
 	"github.com/cilium/networkdriver/api/v2alpha1"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // theNetwork is a network of fewer addresses than there are devices for it. Those of IPv4 are of two subnets and of two blocks.
@@ -34,9 +35,12 @@ var theNetwork = v2alpha1.CiliumNetworkDriverNetwork{
 	},
 }
 
-// chooseNetwork has the claim join the network or not.
-func (s *sim) chooseNetwork(c *claim) {
-	if s.chance(0.6) {
+// chooseUse has the claim be for a program that drives the VF itself, or for its interface, which joins the network or not.
+func (s *sim) chooseUse(c *claim, program bool) {
+	switch {
+	case program:
+		c.driver = types.DriverVFIO
+	case s.chance(0.6):
 		c.network, c.vlan = theNetwork.Name, int(theNetwork.Spec.Vlan)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/claims"
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
+	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
@@ -61,6 +62,9 @@ type agent struct {
 	keeper      *networks.Keeper
 	client      client
 	slots       chan struct{}
+	// drivers are being changed, of a VF by one at a time, and away has the VFs that have another driver than they were found with.
+	drivers keylock.Locks[string]
+	away    map[string]bool
 
 	// serving is true while kubelet can call.
 	serving bool
@@ -77,7 +81,7 @@ func (s *sim) cdiDir() string     { return filepath.Join(s.dir, "cdi") }
 
 // startAgent starts a life of the agent.
 func (s *sim) startAgent() {
-	a := &agent{process: newProcess("agent"), sim: s, db: statedb.New(), changed: make(chan struct{}), slots: make(chan struct{}, maxClaims)}
+	a := &agent{process: newProcess("agent"), sim: s, db: statedb.New(), changed: make(chan struct{}), slots: make(chan struct{}, maxClaims), away: map[string]bool{}}
 	s.agent, a.kill = a, s.killAgent
 	log := slog.New(&logHandler{sim: s, process: a.process})
 	a.client = client{sim: s, process: a.process, node: nodeName}
@@ -115,7 +119,7 @@ func (s *sim) startAgent() {
 	patient := a.client
 	patient.patient = true // trying again takes times that no seed chooses
 	a.restorer = claims.NewRestorer(claims.RestorerParams{
-		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{}, virtualManager{}},
+		Logger: log, Room: a.room, Claims: patient, Managers: []types.DeviceManager{manager{s.kernel}, virtualManager{}},
 		Observer: a.writer, Journal: restoredJournal{a.journal, &world{agent: a}}, DriverName: driverName, NodeName: nodeName, BootID: s.bootID,
 		Networks: networks.NewResolver(objects{patient}, func() labels.Set { return nil }, wires.NewTable().Between), Addresses: a.keeper,
 		Pools: &world{agent: a},
@@ -225,7 +229,7 @@ func (a *agent) discover() {
 					return true
 				}
 				return false
-			}))
+			}, func(device string) bool { return a.away[device] }))
 			a.inventory.Publish(types.DeviceManagerTypeDummy, types.Snapshot{Devices: []types.Device{
 				&device{Name: "dummy0", Kernel: "dummy0", VF: vfCount, Virtual: true},
 			}})

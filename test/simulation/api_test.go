@@ -72,8 +72,10 @@ type claim struct {
 	uid    kubetypes.UID
 	object *resourceapi.ResourceClaim // nil once it is gone
 	// network is the one that it joins, empty for one that names a VLAN.
-	network  string
-	vlan     int
+	network string
+	vlan    int
+	// driver is the one to bind, empty for one that takes the interface.
+	driver   string
 	requests []string
 	ofPod    *pod // of a claim from a template
 	// had are the devices that it is or was allotted, with the numbers of the allotments.
@@ -184,28 +186,37 @@ func (a *apiServer) allot(p *pod) bool {
 	})
 	a.sim.rng.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
 	var wanting []*claim
-	needed := 0
+	needed := needs{}
 	for _, c := range p.claims {
 		if c.object.Status.Allocation == nil {
-			wanting, needed = append(wanting, c), needed+len(c.requests)
+			wanting = append(wanting, c)
+			needed.add(c, len(c.requests))
 		}
 	}
-	if needed > len(free) {
+	if !needed.met(a.sim.kernel, free) {
 		return false
 	}
 	for _, c := range wanting {
 		allocation := &resourceapi.AllocationResult{}
-		for i, request := range c.requests {
-			device := free[0]
-			free = free[1:]
+		for n, request := range c.requests {
+			needed.add(c, -1)
+			i := slices.IndexFunc(free, func(device string) bool {
+				others := slices.DeleteFunc(slices.Clone(free), func(o string) bool { return o == device })
+				return c.suits(a.sim.kernel.vf(device)) && needed.met(a.sim.kernel, others)
+			})
+			device := free[i]
+			free = slices.Delete(free, i, i+1)
 			a.allotments++
 			c.had[device] = append(c.had[device], a.allotments)
 			allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
 				Request: request, Driver: driverName, Pool: pools.Name(nodeName, poolName), Device: device,
 			})
-			params := fmt.Sprintf(`{"podIfName":"%s","vlan":%d}`, c.ifName(i), c.vlan)
-			if c.network != "" {
-				params = fmt.Sprintf(`{"podIfName":"%s","network":"%s"}`, c.ifName(i), c.network)
+			params := fmt.Sprintf(`{"podIfName":"%s","vlan":%d}`, c.ifName(n), c.vlan)
+			switch {
+			case c.driver != "":
+				params = fmt.Sprintf(`{"driver":"%s","vlan":%d}`, c.driver, c.vlan)
+			case c.network != "":
+				params = fmt.Sprintf(`{"podIfName":"%s","network":"%s"}`, c.ifName(n), c.network)
 			}
 			allocation.Devices.Config = append(allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
 				Source: resourceapi.AllocationConfigSourceClaim, Requests: []string{request},

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	kubetypes "k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 )
 
 // faults are how likely single calls fail, and since when that is so.
@@ -33,9 +35,9 @@ func (s *sim) controlPlane() {
 // workload makes pods and deletes them.
 func (s *sim) workload() {
 	var shared []*claim
-	for i := range 2 {
+	for i := range 3 {
 		shared = append(shared, s.api.newClaim(fmt.Sprint("shared", i), 1+i%2, nil))
-		s.chooseNetwork(shared[i])
+		s.chooseUse(shared[i], i == 2)
 	}
 	for {
 		s.do(&call{process: s.world, key: "workload", poll: true, takes: span{300 * time.Millisecond, 8 * time.Second}, effect: func() {
@@ -79,9 +81,9 @@ func (s *sim) makePod(shared []*claim) {
 	var names []string
 	for _, c := range p.claims {
 		if c.ofPod != nil {
-			s.chooseNetwork(c)
+			s.chooseUse(c, s.chance(0.35))
 		}
-		names = append(names, fmt.Sprintf("%s (VLAN %d)", c.name, c.vlan))
+		names = append(names, fmt.Sprintf("%s (VLAN %d %s)", c.name, c.vlan, c.driver))
 	}
 	s.note("  pod %s with claims %v", p.name, names)
 }
@@ -107,7 +109,16 @@ func (s *sim) chaos() {
 }
 
 func (s *sim) goWrong() {
-	attached := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual || !v.hasLink() || s.kernel.namespaces[v.netns] == nil })
+	var attached, opened []*vf
+	for _, v := range s.kernel.vfs {
+		switch {
+		case v.virtual:
+		case v.hasLink() && s.kernel.namespaces[v.netns] != nil:
+			attached = append(attached, v)
+		case len(s.users(v)) > 0:
+			opened = append(opened, v)
+		}
+	}
 	var running []*sandbox
 	for _, sb := range s.runtime.sandboxes {
 		if sb.ready {
@@ -151,8 +162,9 @@ func (s *sim) goWrong() {
 		}
 	case n < 64:
 		s.remakeVFs(span{10 * time.Millisecond, 2 * time.Second})
-	case n < 72 && len(attached) > 0:
-		v := attached[s.rng.IntN(len(attached))]
+	case n < 72 && len(attached)+len(opened) > 0:
+		some := append(attached, opened...)
+		v := some[s.rng.IntN(len(some))]
 		v.vlan, v.upset, v.retagged = 900+s.rng.IntN(10), time.Now(), time.Now()
 		s.note("  an administrator changes %s", v)
 	case n < 78 && len(attached) > 0:
@@ -175,19 +187,38 @@ func (s *sim) goWrong() {
 	case n < 92 && len(running) > 0:
 		sb := running[s.rng.IntN(len(running))]
 		if len(sb.containers) > 0 {
-			i := s.rng.IntN(len(sb.containers))
-			s.note("  container %s of %s dies", sb.containers[i].name, sb.pod.name)
-			sb.containers[i].started = false
-			sb.containers = slices.Delete(sb.containers, i, i+1)
+			c := sb.containers[s.rng.IntN(len(sb.containers))]
+			s.note("  container %s of %s dies", c.name, sb.pod.name)
+			s.runtime.exit(c)
 		}
 	case n < 97:
 		v := s.kernel.vfs[s.rng.IntN(len(s.kernel.vfs))]
-		if v.hasLink() && !v.virtual && v.netns != "" && v.netns != limbo {
-			v.bound, v.upset, v.netns = false, time.Now(), ""
+		switch {
+		case v.present && s.chance(0.5):
+			s.note("  something else in the IOMMU group of %s is in use", v)
+			v.crowded = true
+			s.after("nothing else in the IOMMU group of "+v.name+" is in use", span{time.Second, 40 * time.Second}, func() { v.crowded = false })
+		case v.present && v.driver == types.DriverVFIO:
+			s.note("  %s is unbound", v)
+			s.lose(v)
+			v.driver, v.upset = "", time.Now()
+			v.bindings++
+			if v.ofNode == types.DriverVFIO {
+				s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
+					if v.present && v.driver == "" {
+						v.driver, v.upset = v.ofNode, time.Now()
+						v.bindings++
+					}
+				})
+			}
+		case v.hasLink() && !v.virtual && v.netns != "" && v.netns != limbo:
+			v.driver, v.upset, v.netns = "", time.Now(), ""
 			s.note("  the driver of %s is unbound", v)
 			s.after("driver of "+v.name+" is bound", span{time.Second, 40 * time.Second}, func() {
-				v.bound, v.upset, v.netns, v.ifName = true, time.Now(), "", v.hostName()
-				v.links++
+				if v.driver == "" {
+					v.upset = time.Now()
+					v.bindOwn()
+				}
 			})
 		}
 	case n < 98:
@@ -263,11 +294,13 @@ func (s *sim) remakeVFs(takes span) {
 	s.note("  VFs are made anew")
 	vfs := slices.DeleteFunc(slices.Clone(s.kernel.vfs), func(v *vf) bool { return v.virtual })
 	for _, v := range vfs {
+		s.lose(v)
 		v.present, v.upset, v.netns = false, time.Now(), ""
 	}
 	for _, v := range vfs {
 		s.after(v.name+" is back", takes, func() {
 			if !v.present {
+				s.kernel.group(v)
 				v.make()
 				v.upset = time.Now()
 			}
@@ -288,6 +321,8 @@ func (s *sim) reboot() {
 		v.make()
 		v.upset, v.present = time.Now(), !v.virtual
 	}
+	vfs := slices.Clone(s.kernel.vfs[:vfCount])
+	s.rng.Shuffle(len(vfs), func(i, j int) { vfs[i].iommuGroup, vfs[j].iommuGroup = vfs[j].iommuGroup, vfs[i].iommuGroup })
 	clear(s.kernel.namespaces)
 	s.bootID = s.name("boot")
 	_ = os.RemoveAll(s.dir)

@@ -40,7 +40,7 @@ func (s *sim) claimIn(p *pod, device string) (claim *claim) {
 func (s *sim) check() {
 	s.checkHolders()
 	s.checkAddresses()
-	since, ready := s.agent.readySince()
+	s.checkOpened()
 	for _, v := range s.kernel.vfs {
 		ns := s.kernel.namespaces[v.netns]
 		if !v.hasLink() || ns == nil {
@@ -51,17 +51,21 @@ func (s *sim) check() {
 			s.fail("%s is in pod %s, which has no claim that it was allotted to", v, ns.pod.name)
 			return
 		}
-		last := v.upset
-		if since.After(last) {
-			last = since
-		}
-		if s.faults.since.After(last) {
-			last = s.faults.since
-		}
-		if !v.virtual && v.vlan != c.vlan && ready && time.Since(last) > repairTime {
+		if !v.virtual && v.vlan != c.vlan && s.unrepaired(v) {
 			s.fail("%s is in pod %s in another VLAN than %d of claim %s, and is not repaired", v, ns.pod.name, c.vlan, c.name)
 		}
 	}
+}
+
+// unrepaired says whether the agent was at work for long since somebody else has changed the VF.
+func (s *sim) unrepaired(v *vf) bool {
+	since, ready := s.agent.readySince()
+	for _, t := range []time.Time{v.upset, s.faults.since} {
+		if t.After(since) {
+			since = t
+		}
+	}
+	return ready && time.Since(since) > repairTime
 }
 
 // checkHolders: no device has two claims.
@@ -100,8 +104,11 @@ func (s *sim) checkPrepared(c *claim, p *pod) {
 		switch {
 		case ns != nil && !slices.Contains(ns.pod.claims, c):
 			s.fail("claim %s of pod %s is prepared with %s, which is in pod %s", c.name, p.name, v, ns.pod.name)
-		case v.present && !v.virtual && v.vlan != c.vlan && time.Since(v.upset) > repairTime && c.reservedFor(p) && len(c.object.Status.ReservedFor) == 1:
+		case !v.present || v.virtual || time.Since(v.upset) <= repairTime || !c.reservedFor(p) || len(c.object.Status.ReservedFor) > 1:
+		case v.vlan != c.vlan:
 			s.fail("claim %s of pod %s is prepared with %s, which is not in VLAN %d", c.name, p.name, v, c.vlan)
+		case c.driver != "" && v.driver != c.driver:
+			s.fail("claim %s of pod %s is prepared with %s, which does not have the driver %s", c.name, p.name, v, c.driver)
 		}
 	}
 }
@@ -126,7 +133,7 @@ func (s *sim) checkStarted(ctr *container, had []*vf) {
 			s.fail("container %s of pod %s was started in %s and reads of the devices of claim %s that they are in %q", ctr.name, p.name, sb.id, c.name, said)
 		}
 		for _, device := range c.devices() {
-			if v := s.kernel.vf(device); (!v.hasLink() || v.netns != sb.netns && v.netns != sb.netns+"-own") && !s.lostUnseen(v) {
+			if v := s.kernel.vf(device); !s.has(ctr, c, v) && !s.lostUnseen(v) {
 				s.fail("container %s of pod %s was started in %s without %s of claim %s", ctr.name, p.name, sb.id, v, c.name)
 			}
 		}
@@ -164,7 +171,11 @@ func (s *sim) owed() []string {
 			}
 			for _, c := range p.claims {
 				for _, device := range c.devices() {
-					if v := s.kernel.vf(device); !v.hasLink() || s.kernel.podOf(v.netns) != p.uid || !v.virtual && v.vlan != c.vlan {
+					v := s.kernel.vf(device)
+					if c.driver != "" && !slices.ContainsFunc(s.users(v), func(ctr *container) bool { return ctr.sandbox.pod == p }) {
+						say("pod %s has claim %s, but not the node of %s", p.name, c.name, v)
+					}
+					if c.driver == "" && (!v.hasLink() || s.kernel.podOf(v.netns) != p.uid) || !v.virtual && v.vlan != c.vlan {
 						say("pod %s has claim %s in VLAN %d, but not %s", p.name, c.name, c.vlan, v)
 					}
 				}
@@ -225,17 +236,16 @@ func (s *sim) unprepared(c *claim) bool {
 
 // waitsForDevices says whether the scheduler has too few devices for the pod.
 func (s *sim) waitsForDevices(p *pod) bool {
-	needed := 0
+	needed, free := needs{}, slices.Clone(s.api.published)
 	for _, c := range p.claims {
 		if len(c.devices()) == 0 {
-			needed += len(c.requests)
+			needed.add(c, len(c.requests))
 		}
 	}
-	used := 0
 	for _, c := range s.api.sortedClaims() {
-		used += len(c.devices())
+		free = slices.DeleteFunc(free, func(device string) bool { return slices.Contains(c.devices(), device) })
 	}
-	return needed > len(s.api.published)-used
+	return !needed.met(s.kernel, free)
 }
 
 // othersTurn says whether a claim of the pod is another pod's for now, which is among those that it is reserved for.
@@ -247,6 +257,9 @@ func (s *sim) othersTurn(p *pod) bool {
 		for _, device := range c.devices() {
 			v := s.kernel.vf(device)
 			holder := s.kernel.podOf(v.netns)
+			for _, ctr := range s.users(v) {
+				holder = ctr.sandbox.pod.uid
+			}
 			if holder != "" && holder != p.uid && slices.ContainsFunc(c.object.Status.ReservedFor, hasUID(holder)) {
 				return true
 			}

@@ -4,6 +4,7 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,10 +38,11 @@ type vf struct {
 	name    string
 	id      int
 	virtual bool
-	// present is false while the PF has no VFs, bound while no driver is bound.
-	present, bound bool
-	incarnation    int
-	vlan           int
+	// present is false while the PF has no VFs.
+	present     bool
+	incarnation int
+	vlan        int
+	drivers
 	// links is how many links it has had.
 	links int
 
@@ -69,12 +71,19 @@ func newKernel(s *sim, vfs int) *kernel {
 	k := &kernel{sim: s, namespaces: map[string]*namespace{}}
 	for i := range vfs + 1 {
 		v := &vf{name: fmt.Sprintf("0000-03-10-%d", i), id: i, virtual: i == vfs, checked: map[string]time.Time{}}
+		v.ofNode = ownDriver
+		if i == userspaceVF {
+			v.ofNode = types.DriverVFIO
+		}
 		k.vfs = append(k.vfs, v)
 		if v.virtual {
 			v.name = "dummy0"
 		} else {
 			v.make()
 		}
+	}
+	for _, v := range k.vfs[:vfs] {
+		k.group(v)
 	}
 	return k
 }
@@ -90,25 +99,27 @@ func (v *vf) hostName() string {
 func (v *vf) make() {
 	v.incarnation++
 	v.links++
-	v.present, v.bound = true, true
+	v.present = true
 	v.vlan, v.netns, v.ifName = 0, "", v.hostName()
-	v.mac = fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
+	v.drivers.make()
+	v.mac = v.permanentMAC()
 }
 
-func (v *vf) hasLink() bool { return v.present && v.bound }
+func (v *vf) permanentMAC() string { return fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id) }
+
+func (v *vf) hasLink() bool { return v.present && v.driver == ownDriver }
 
 // atHome says whether the VF is as it was before any claim had it.
 func (v *vf) atHome() bool {
 	if v.virtual {
 		return !v.present
 	}
-	return v.hasLink() && v.netns == "" && v.ifName == v.hostName() && v.vlan == 0 &&
-		v.mac == fmt.Sprintf("02:00:00:00:%02x:%02x", v.incarnation, v.id)
+	return v.present && v.drivers.home() && v.netns == "" && v.ifName == v.hostName() && v.vlan == 0 && v.mac == v.permanentMAC()
 }
 
 func (v *vf) String() string {
-	return fmt.Sprintf("%s (VLAN %d, interface %s in %q, made %d times, present %v, bound %v, %s)", v.name, v.vlan, v.ifName, v.netns,
-		v.incarnation, v.present, v.bound, v.mac)
+	return fmt.Sprintf("%s (VLAN %d, interface %s in %q, made %d times, present %v, %s, %s)", v.name, v.vlan, v.ifName, v.netns,
+		v.incarnation, v.present, v.describe(), v.mac)
 }
 
 // in returns the VFs whose links are in the namespace.
@@ -170,8 +181,11 @@ type device struct {
 	Virtual bool `json:"virtual,omitempty"`
 	Made    int  `json:"made,omitempty"`
 
-	Name     string    `json:"name"`
-	VF       int       `json:"vf"`
+	Name string `json:"name"`
+	VF   int    `json:"vf"`
+	// Driver is the one that the VF was found with, Group the number of its IOMMU group.
+	Driver   string    `json:"driver,omitempty"`
+	Group    int       `json:"group,omitempty"`
 	Kernel   string    `json:"kernelIfName"`
 	MAC      string    `json:"mac"`
 	Original *original `json:"original,omitempty"`
@@ -183,6 +197,8 @@ type original struct {
 	MAC         string `json:"mac"`
 	VLAN        int    `json:"vlan"`
 	Incarnation int    `json:"incarnation"`
+	// Rebound is true for a VF that has another driver for as long as it is the claim's.
+	Rebound bool `json:"rebound,omitempty"`
 }
 
 var _ types.Device = &device{}
@@ -194,8 +210,11 @@ func (d *device) Attrs() map[resourceapi.QualifiedName]resourceapi.DeviceAttribu
 }
 func (d *device) Match(*v2alpha1.CiliumNetworkDriverDeviceFilter) bool { return true }
 func (d *device) Link() nic.Identity {
-	if d.Virtual {
+	switch {
+	case d.Virtual:
 		return nic.Identity{Kind: "dummy", Alias: d.Name, Index: d.Made}
+	case d.Driver == types.DriverVFIO, d.Original != nil && d.Original.Rebound:
+		return nic.Identity{}
 	}
 	return nic.PCI(d.Name)
 }
@@ -227,7 +246,7 @@ func (d *device) MarshalJSON() ([]byte, error) {
 }
 
 // manager restores VFs; what it discovers is published by the agent.
-type manager struct{}
+type manager struct{ kernel *kernel }
 
 // virtualManager restores virtual links, also those that were never made.
 type virtualManager struct{ manager }
@@ -251,13 +270,19 @@ func (manager) Type() types.DeviceManagerType { return types.DeviceManagerTypeSR
 
 func (manager) Run(context.Context, func(types.Snapshot)) error { return errors.New("not used") }
 
-func (manager) RestoreDevice(data []byte) (types.Device, error) {
+func (m manager) RestoreDevice(data []byte) (types.Device, error) {
 	d := &device{}
 	if err := json.Unmarshal(data, d); err != nil {
 		return nil, err
 	}
 	if d.Original == nil {
 		return nil, errors.New("original: is missing, the device was not prepared")
+	}
+	if v := m.kernel.vf(d.Name); v.present {
+		d.Group = v.iommuGroup
+		if !d.Original.Rebound {
+			d.Driver = cmp.Or(v.driver, d.Driver)
+		}
 	}
 	return d, nil
 }
@@ -344,26 +369,34 @@ func (k *kernel) checkNetNS(netns string) error {
 	return nil
 }
 
-func (k *kernel) remember(dev types.Device) (*device, error) {
+func (k *kernel) remember(dev types.Device, cfg types.DeviceConfig) (*device, error) {
 	d := dev.(*device)
 	if d.Original != nil || d.Virtual {
 		return d, nil
 	}
 	v := k.vf(d.Name)
-	if !v.hasLink() {
+	if !v.present || v.driver == "" {
 		return nil, errors.New("no driver is bound to it")
 	}
 	if v.netns != "" {
 		return nil, errors.New("its interface is not in the host's network namespace although the driver is bound")
 	}
+	if cfg.Driver != "" {
+		if err := v.rebindable(cfg.Driver); err != nil {
+			return nil, err
+		}
+	}
 	found := *d
-	found.Kernel, found.MAC = v.ifName, v.mac
-	found.Original = &original{Name: v.ifName, MAC: v.mac, VLAN: v.vlan, Incarnation: v.incarnation}
+	found.Driver, found.Group = v.driver, v.iommuGroup
+	found.Original = &original{MAC: v.mac, VLAN: v.vlan, Incarnation: v.incarnation, Rebound: cfg.Driver != "" && cfg.Driver != v.driver}
+	if v.hasLink() {
+		found.Kernel, found.MAC, found.Original.Name = v.ifName, v.mac, v.ifName
+	}
 	return &found, nil
 }
 
 func (k *kernel) setup(actor string, dev types.Device, cfg types.DeviceConfig) (types.Device, error) {
-	d, err := k.remember(dev)
+	d, err := k.remember(dev, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -377,14 +410,20 @@ func (k *kernel) setup(actor string, dev types.Device, cfg types.DeviceConfig) (
 		made.Made = v.incarnation
 		return &made, nil
 	}
-	if !v.hasLink() {
+	if !v.present || v.driver == "" && !d.Original.Rebound {
 		return nil, errors.New("no driver is bound to it")
 	}
 	if d.Original.Incarnation != v.incarnation {
 		anew, o := *d, *d.Original
 		o.Incarnation, o.MAC = v.incarnation, v.mac
 		anew.Original, anew.MAC = &o, v.mac
+		if !k.sim.mutant.oldGroup {
+			anew.Group = v.iommuGroup
+		}
 		d = &anew
+	}
+	if d.Original.Rebound {
+		v.lentMAC = d.Original.MAC
 	}
 	v.vlan, v.checked[actor] = cfg.VLAN(), time.Now()
 	return d, nil
@@ -415,22 +454,27 @@ func (k *kernel) check(actor string, row *tables.DRAAllocation) error {
 		return fmt.Errorf("the PF has it in VLAN %d instead of %d", v.vlan, row.Config.VLAN())
 	case d.Original.Incarnation != v.incarnation:
 		return errors.New("it was made anew")
+	case row.Config.Driver != "" && v.driver != row.Config.Driver:
+		return fmt.Errorf("the driver %q is bound to it instead of %s", v.driver, row.Config.Driver)
 	}
 	return nil
 }
 
 // snapshot is what discovery sees of the VFs.
-func (k *kernel) snapshot(prepared func(string) bool) types.Snapshot {
+func (k *kernel) snapshot(prepared, away func(string) bool) types.Snapshot {
 	var s types.Snapshot
 	for _, v := range k.vfs {
 		if v.virtual {
 			continue
 		}
-		d := &device{Name: v.name, VF: v.id}
+		d := &device{Name: v.name, VF: v.id, Driver: v.driver, Group: v.iommuGroup}
 		switch {
 		case !v.present:
 			continue
-		case !v.bound:
+		case away(v.name):
+			d.Driver = v.ofNode // it is offered as it was found
+		case v.driver == types.DriverVFIO:
+		case v.driver == "":
 			s.Skipped = append(s.Skipped, types.Skipped{Device: v.name, Reason: "no driver"})
 			continue
 		case v.netns == "":

@@ -18,7 +18,8 @@ import (
 // mutant takes away something that the driver needs, from outside of it. A simulation that does not notice is no good.
 type mutant struct {
 	// noCDI: the runtime resolves no CDI devices. noHook: containers start without a look at the claim's sandbox.
-	noCDI, noHook bool
+	// noGroups: that does not look whose IOMMU groups the nodes are of.
+	noCDI, noHook, noGroups bool
 	// admitAll: no container is refused for another pod's claim.
 	admitAll bool
 	// noHandOver: claims are not passed on from pod to pod.
@@ -35,6 +36,9 @@ type mutant struct {
 	freeInUse bool
 	// undescribed: what pods read of their devices stays as it was before they had them.
 	undescribed bool
+	// keepDriver: the driver of a VF stays when it is freed. keepMAC: so does the address that the PF has fixed for it. oldGroup: its IOMMU
+	// group is taken for the one that it was set up with at first. openGates: gates stay open.
+	keepDriver, keepMAC, oldGroup, openGates bool
 	// takeTaken: an address that another one has is taken all the same. returnFirst: one is given back before the link is home.
 	// noteLate: the journal knows of one after the API server does. keepAll: what is left is not looked for.
 	takeTaken, returnFirst, noteLate, keepAll bool

@@ -53,6 +53,8 @@ type container struct {
 	claims  []*claim
 	sandbox *sandbox
 	started bool
+	// opened are the VFs that it has by their device nodes.
+	opened []opened
 }
 
 func (r *containerRuntime) of(pod kubetypes.UID) (list []*sandbox) {
@@ -76,6 +78,12 @@ func (r *containerRuntime) die(sb *sandbox) {
 	}
 	sb.containers = nil
 	r.sim.kernel.end(sb.netns + "-own")
+}
+
+// exit ends a container.
+func (r *containerRuntime) exit(c *container) {
+	c.started = false
+	c.sandbox.containers = slices.DeleteFunc(c.sandbox.containers, func(o *container) bool { return o == c })
 }
 
 func (sb *sandbox) event(withNetNS bool) *api.PodSandbox {
@@ -146,25 +154,28 @@ func (r *containerRuntime) run(pod *pod) error {
 	return fmt.Errorf("run sandbox: %w", err)
 }
 
-// resolve returns the environment that the CDI devices of a container's claims give it.
-func (r *containerRuntime) resolve(c *container) (env []string, err error) {
+// resolve returns the environment and the device nodes that the CDI devices of a container's claims give it.
+func (r *containerRuntime) resolve(c *container) (env, nodes []string, err error) {
 	for _, claim := range c.claims {
 		for _, request := range claim.requests {
 			id := cdi.ID(driverName, claim.uid, request)
 			edits, ok := r.cdiDevice(id)
 			if !ok {
-				return nil, fmt.Errorf("unresolvable CDI devices %s", id)
+				return nil, nil, fmt.Errorf("unresolvable CDI devices %s", id)
 			}
-			env = append(env, edits...)
+			env = append(env, edits.Env...)
+			for _, node := range edits.DeviceNodes {
+				nodes = append(nodes, node.Path)
+			}
 		}
 	}
-	return env, nil
+	return env, nodes, nil
 }
 
-func (r *containerRuntime) cdiDevice(id string) (env []string, ok bool) {
+func (r *containerRuntime) cdiDevice(id string) (edits specs.ContainerEdits, ok bool) {
 	files, err := filepath.Glob(filepath.Join(r.sim.cdiDir(), "*.json"))
 	if err != nil {
-		return nil, false
+		return edits, false
 	}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -174,23 +185,27 @@ func (r *containerRuntime) cdiDevice(id string) (env []string, ok bool) {
 		}
 		for _, d := range spec.Devices {
 			if spec.Kind+"="+d.Name == id {
-				return d.ContainerEdits.Env, true
+				return d.ContainerEdits, true
 			}
 		}
 	}
-	return nil, false
+	return edits, false
 }
 
 // start makes and starts a container.
 func (r *containerRuntime) start(sb *sandbox, c *container) error {
 	s, p := r.sim, r.process
-	var env []string
+	var env, nodes []string
 	var had []*vf
+	var has []opened
 	var err error
 	end := r.begin(fmt.Sprintf("create container %s of %s in %s", c.name, sb.pod.name, sb.id), func() {
 		had = s.kernel.in(sb.netns)
 		if !s.mutant.noCDI {
-			env, err = r.resolve(c)
+			env, nodes, err = r.resolve(c)
+		}
+		if err == nil {
+			has, err = s.kernel.open(nodes)
 		}
 	})
 	if err == nil {
@@ -212,8 +227,10 @@ func (r *containerRuntime) start(sb *sandbox, c *container) error {
 			err = errors.New("the sandbox has ended")
 		case !s.mutant.noHook && r.otherSandbox(env, sb):
 			err = errors.New("createRuntime hook: the claim's devices are in another sandbox")
+		case !s.mutant.noGroups && !s.kernel.areNodesOf(nodes, env):
+			err = errors.New("createRuntime hook: the IOMMU groups are not the claims' devices' any more")
 		default:
-			c.started, c.sandbox = true, sb
+			c.started, c.sandbox, c.opened = true, sb, has
 			sb.containers = append(sb.containers, c)
 			s.checkStarted(c, had)
 			return

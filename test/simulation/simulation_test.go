@@ -30,7 +30,7 @@ const (
 	mutantSteps = 400_000
 	// chaosSteps are those of a seed before its faults stop.
 	chaosSteps = 3000
-	vfCount    = 4
+	vfCount    = 5
 	maxPods    = 7
 	otherNodes = 2
 	// restTime is how long the world may be at rest until nothing is owed any more. That is looked at in intervals, and has to
@@ -127,6 +127,11 @@ func TestMutants(t *testing.T) {
 		"the journal after the address":             {noteLate: true},
 		"nobody looks for addresses that are left":  {keepAll: true},
 		"devices that are not described":            {undescribed: true},
+		"a driver that stays bound":                 {keepDriver: true},
+		"an address that stays fixed":               {keepMAC: true},
+		"a group that is the former one":            {oldGroup: true},
+		"gates that stay open":                      {openGates: true},
+		"a group that is another one's":             {noGroups: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0

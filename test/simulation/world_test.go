@@ -131,9 +131,9 @@ func (w *world) CheckNetNS(netns string) (err error) {
 
 func (w *world) Validate(dev types.Device, config types.DeviceConfig) error { return nil }
 
-func (w *world) Remember(ctx context.Context, dev types.Device, _ types.DeviceConfig) (found types.Device, err error) {
+func (w *world) Remember(ctx context.Context, dev types.Device, config types.DeviceConfig) (found types.Device, err error) {
 	err = w.ask(ctx, "remember "+dev.IfName(), nil, func() error {
-		d, err := w.sim.kernel.remember(dev)
+		d, err := w.sim.kernel.remember(dev, config)
 		if err == nil {
 			found = d
 		}
@@ -147,11 +147,30 @@ func (w *world) Setup(ctx context.Context, dev types.Device, config types.Device
 		prepared, err = w.sim.kernel.setup(actorOf(ctx), dev, config)
 		return err
 	})
-	return prepared, err
+	if err == nil && config.Driver != "" {
+		err = w.bindAway(ctx, prepared.(*device), config.Driver)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return prepared, nil
 }
 
 func (w *world) Free(ctx context.Context, dev types.Device, _ types.DeviceConfig) error {
-	return w.ask(ctx, "free "+dev.IfName(), nil, func() error { return w.sim.kernel.free(dev) })
+	home, err := dev, error(nil)
+	if !w.sim.mutant.keepDriver {
+		home, err = w.bindBack(ctx, dev.(*device))
+	}
+	if err == nil && home != dev {
+		err = w.Detach(ctx, "", home)
+	}
+	if err != nil {
+		return err
+	}
+	return w.ask(ctx, "free "+dev.IfName(), nil, func() error {
+		delete(w.away, dev.IfName())
+		return w.sim.kernel.free(home)
+	})
 }
 
 func (w *world) Check(ctx context.Context, rows []*tables.DRAAllocation) []error {
@@ -203,7 +222,11 @@ func (w *world) OpenGate(g cdi.Gate) error {
 }
 
 func (w *world) CloseGate(claim kubetypes.UID) {
-	w.sim.do(&call{process: w.process, key: "close the gate of " + string(claim), effect: func() { w.gate.CloseGate(claim) }})
+	w.sim.do(&call{process: w.process, key: "close the gate of " + string(claim), effect: func() {
+		if !w.sim.mutant.openGates {
+			w.gate.CloseGate(claim)
+		}
+	}})
 }
 
 func (w *world) WasOpened(claim kubetypes.UID, sandbox string) bool {
