@@ -81,7 +81,7 @@ func (s *sim) makePod(shared []*claim) {
 	var names []string
 	for _, c := range p.claims {
 		if c.ofPod != nil {
-			s.chooseUse(c, s.chance(0.35))
+			s.chooseUse(c, s.chance(0.45))
 		}
 		names = append(names, fmt.Sprintf("%s (VLAN %d %s)", c.name, c.vlan, c.driver))
 	}
@@ -125,7 +125,7 @@ func (s *sim) goWrong() {
 			running = append(running, sb)
 		}
 	}
-	switch n := s.rng.IntN(100); {
+	switch n := s.rng.IntN(101); {
 	case n < 6 && s.agent != nil && len(running) > 0:
 		// A pod is deleted by force while neither the agent nor kubelet is there to see it: its sandbox goes on.
 		p := running[s.rng.IntN(len(running))].pod
@@ -177,24 +177,32 @@ func (s *sim) goWrong() {
 			v.netns, v.ifName = own, fmt.Sprintf("own%d", v.id)
 			s.note("  pod %s moves %s", ns.pod.name, v)
 		}
-	case n < 86 && len(running) > 0:
+	case n < 84 && len(running) > 0:
 		sb := running[s.rng.IntN(len(running))]
 		s.note("  sandbox %s dies", sb)
 		s.runtime.die(sb)
 		if s.chance(0.3) {
 			s.kernel.end(sb.netns)
 		}
-	case n < 92 && len(running) > 0:
+	case n < 90 && len(running) > 0:
 		sb := running[s.rng.IntN(len(running))]
 		if len(sb.containers) > 0 {
 			c := sb.containers[s.rng.IntN(len(sb.containers))]
 			s.note("  container %s of %s dies", c.name, sb.pod.name)
 			s.runtime.exit(c)
 		}
-	case n < 97:
+	case n < 98:
 		v := s.kernel.vfs[s.rng.IntN(len(s.kernel.vfs))]
 		switch {
-		case v.present && s.chance(0.5):
+		case v.present && !v.virtual && s.chance(0.25):
+			s.note("  somebody wants the driver %s for %s", othersDriver, v)
+			v.override, v.upset = othersDriver, time.Now()
+			s.after("somebody does not want the driver for "+v.name+" any more", span{time.Second, 40 * time.Second}, func() {
+				if v.override == othersDriver {
+					v.override, v.upset = v.overrideOfNode(), time.Now()
+				}
+			})
+		case v.present && s.chance(0.3):
 			s.note("  something else in the IOMMU group of %s is in use", v)
 			v.crowded = true
 			s.after("nothing else in the IOMMU group of "+v.name+" is in use", span{time.Second, 40 * time.Second}, func() { v.crowded = false })
@@ -221,10 +229,10 @@ func (s *sim) goWrong() {
 				}
 			})
 		}
-	case n < 98:
+	case n < 99:
 		s.note("  the folder of CDI files is emptied")
 		_ = os.RemoveAll(s.cdiDir())
-	case n < 99:
+	case n < 100:
 		if claims := s.api.sortedClaims(); len(claims) > 0 {
 			c := claims[s.rng.IntN(len(claims))]
 			s.note("  somebody empties the status of claim %s", c.name)

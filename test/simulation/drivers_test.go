@@ -23,6 +23,8 @@ const (
 	firstGroup = 10
 	// vfioNode is the node beside those of groups.
 	vfioNode = "/dev/vfio/vfio"
+	// othersDriver is one that somebody else wants to have.
+	othersDriver = "pci-stub"
 )
 
 // drivers is what the kernel has of a VF's drivers.
@@ -260,7 +262,12 @@ func (w *world) bindBack(ctx context.Context, d *device) (*device, error) {
 		return &home, err
 	}
 	err = w.change(ctx, d.Name, func(ctx context.Context) error {
-		err := w.ask(ctx, "have any driver fit "+d.Name, nil, func() error { return v.choose("") })
+		err := w.ask(ctx, "have any driver fit "+d.Name, nil, func() error {
+			if v.override != types.DriverVFIO {
+				return nil
+			}
+			return v.choose("")
+		})
 		if err == nil {
 			err = w.unbind(ctx, v)
 		}

@@ -451,7 +451,7 @@ func (k *kernel) check(actor string, row *tables.DRAAllocation) error {
 	case !v.present:
 		return errors.New("the device is gone")
 	case v.vlan != row.Config.VLAN():
-		return fmt.Errorf("the PF has it in VLAN %d instead of %d", v.vlan, row.Config.VLAN())
+		return types.AstrayError{Reason: fmt.Sprintf("the PF has it in VLAN %d instead of %d", v.vlan, row.Config.VLAN())}
 	case d.Original.Incarnation != v.incarnation:
 		return errors.New("it was made anew")
 	case row.Config.Driver != "" && v.driver != row.Config.Driver:
