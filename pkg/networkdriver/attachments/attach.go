@@ -92,7 +92,7 @@ func (r *Room) attachRows(ctx context.Context, rows []*tables.DRAAllocation, s S
 	}
 	err := r.describe(claimsOf(rows), moves)
 	if err == nil {
-		err = r.openGates(claimsOf(rows), s.holds(&types.Attachment{}))
+		err = r.openGates(claimsOf(rows), moves, s.holds(&types.Attachment{}))
 	}
 	if err != nil {
 		for _, m := range moves {

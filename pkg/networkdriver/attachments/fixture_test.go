@@ -231,10 +231,14 @@ func (w *fakeWorld) Setup(_ context.Context, dev types.Device, _ types.DeviceCon
 	if err := w.enter("setup " + dev.IfName()); err != nil {
 		return nil, err
 	}
-	d := dev.(fakeDevice)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.fail, "check "+d.Name)
+	delete(w.fail, "check "+dev.IfName())
+	if d, ok := dev.(driven); ok {
+		d.node += "-again"
+		return d, nil
+	}
+	d := dev.(fakeDevice)
 	if _, ok := w.place[d.ID]; !ok {
 		d.ID.Index += 100
 		w.place[d.ID] = ""

@@ -33,10 +33,21 @@ type Gate interface {
 	ReadMarkers(environment, devices []string) []cdi.Marker
 }
 
-// openGates opens the gates of claims whose devices are all in the place. The claims' locks are needed.
-func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
+// rowsOf returns the claim's rows as they are to be once moves are committed.
+func (r *Room) rowsOf(claim kubetypes.UID, moves []*move) []*tables.DRAAllocation {
+	rows := statedb.Collect(r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)))
+	for i, row := range rows {
+		if j := slices.IndexFunc(moves, func(m *move) bool { return m.row.Pool == row.Pool && m.row.DeviceName == row.DeviceName }); j >= 0 {
+			rows[i] = moves[j].now
+		}
+	}
+	return rows
+}
+
+// openGates opens the gates of claims whose devices are all in the place once moves are committed. The claims' locks are needed.
+func (r *Room) openGates(claims []kubetypes.UID, moves []*move, in *types.Attachment) error {
 	for _, claim := range claims {
-		gate, err := r.gateOf(claim, in)
+		gate, err := gateOf(claim, r.rowsOf(claim, moves), in)
 		if err != nil {
 			return err
 		}
@@ -47,10 +58,10 @@ func (r *Room) openGates(claims []kubetypes.UID, in *types.Attachment) error {
 	return nil
 }
 
-// gateOf describes the claim's gate once its devices are in the place, which is when their nodes are known.
-func (r *Room) gateOf(claim kubetypes.UID, in *types.Attachment) (cdi.Gate, error) {
+// gateOf describes the gate of the claim with the rows once its devices are in the place, which is when their nodes are known.
+func gateOf(claim kubetypes.UID, rows []*tables.DRAAllocation, in *types.Attachment) (cdi.Gate, error) {
 	gate := cdi.Gate{Claim: claim, Sandbox: in.SandboxID, NetNS: in.NetNS}
-	for row := range r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
+	for _, row := range rows {
 		gate.Requests = append(gate.Requests, row.Request)
 		gate.ClaimName, gate.Pod = row.Claim(), row.Pod()
 		e, err := types.ExposureOf(row.PreparedDevice, row.Config)
@@ -68,16 +79,11 @@ func (r *Room) gateOf(claim kubetypes.UID, in *types.Attachment) (cdi.Gate, erro
 	return gate, nil
 }
 
-// describe has containers of the claims read what moved rows say, and of the claims' other devices what the table says. It comes
-// before the gates are opened, and needs the claims' locks.
-func (r *Room) describe(claims []kubetypes.UID, moved []*move) error {
+// describe has containers of the claims read what the rows say once moves are committed. It comes before the gates are opened, and needs
+// the claims' locks.
+func (r *Room) describe(claims []kubetypes.UID, moves []*move) error {
 	for _, claim := range claims {
-		rows := statedb.Collect(r.table.List(r.db.ReadTxn(), tables.AllocationsByClaim(claim)))
-		for i, row := range rows {
-			if j := slices.IndexFunc(moved, func(m *move) bool { return m.row.Pool == row.Pool && m.row.DeviceName == row.DeviceName }); j >= 0 {
-				rows[i] = moved[j].now
-			}
-		}
+		rows := r.rowsOf(claim, moves)
 		if len(rows) == 0 {
 			continue // unprepared meanwhile
 		}
@@ -111,7 +117,7 @@ func (r *Room) syncGates(pod kubetypes.UID) error {
 		if in != nil {
 			err := r.describe([]kubetypes.UID{claim}, nil)
 			if err == nil {
-				gate, err = r.gateOf(claim, in)
+				gate, err = gateOf(claim, r.rowsOf(claim, nil), in)
 			}
 			if err != nil {
 				in, failed = nil, errors.Join(failed, err)

@@ -133,12 +133,13 @@ func TestGateFollowsTheDevices(t *testing.T) {
 type driven struct {
 	fakeDevice
 	missing error
+	node    string
 }
 
 func (d driven) Exposes(config types.DeviceConfig) bool { return config.Driver != "" }
 
 func (d driven) Exposure(types.DeviceConfig) (types.Exposure, error) {
-	return types.Exposure{Address: d.Name, Nodes: []string{"/dev/" + d.Name}}, d.missing
+	return types.Exposure{Address: d.Name, Nodes: []string{"/dev/" + d.Name + d.node}}, d.missing
 }
 
 // Containers get the nodes of such a device for as long as it is in their sandbox, and may lock memory.
@@ -171,11 +172,22 @@ func TestGateOfDrivenDevice(t *testing.T) {
 	require.Equal(t, "claim", f.world.opened.Exposed[0].PodClaim, "a named claim is called what it is")
 }
 
+// A device that is set up again on its way into the sandbox may have other nodes, as that of an IOMMU group that has another number.
+func TestGateOfDeviceMadeAnew(t *testing.T) {
+	f := newFixture(t)
+	row, dev := f.newRow("pod", "vf", -1)
+	row.PreparedDevice, row.Config = driven{fakeDevice: dev}, types.DeviceConfig{Driver: types.DriverVFIO}
+	f.insert(row)
+	f.world.fail["check vf"] = errors.New("it was made anew")
+	require.NoError(t, f.Attach(t.Context(), newSandbox("pod", "s1")))
+	require.Equal(t, []string{"/dev/vf-again"}, f.world.opened.Exposed[0].Nodes)
+}
+
 // The nodes of a device are looked for when it is in the sandbox. Without them no container starts, and it is tried again.
 func TestGateOfMissingNodes(t *testing.T) {
 	f := newFixture(t)
 	row, dev := f.newRow("pod", "vf", -1)
-	row.PreparedDevice, row.Config = driven{dev, errors.New("no device node for verbs")}, types.DeviceConfig{Driver: types.DriverVFIO}
+	row.PreparedDevice, row.Config = driven{fakeDevice: dev, missing: errors.New("no device node for verbs")}, types.DeviceConfig{Driver: types.DriverVFIO}
 	f.insert(row)
 	require.ErrorContains(t, f.Attach(t.Context(), newSandbox("pod", "s1")), "no device node for verbs")
 	require.Empty(t, f.gate("pod"))
