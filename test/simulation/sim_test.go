@@ -192,6 +192,8 @@ func (s *sim) admit() {
 		c.due = time.Now().Add(s.between(c.takes))
 	}
 	s.waiting = append(s.waiting, arrived...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.waiting = slices.DeleteFunc(s.waiting, func(c *call) bool {
 		if c.process.dead && !c.gone {
 			close(c.released)

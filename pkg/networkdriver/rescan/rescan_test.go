@@ -35,16 +35,25 @@ func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		steps, done := make(chan error), make(chan error)
-		var scans []time.Duration
+		scans := make(chan time.Duration, 10)
 		start := time.Now()
+		// came asserts when scans came, since it was asked last.
+		came := func(at ...time.Duration) {
+			t.Helper()
+			synctest.Wait()
+			for _, want := range at {
+				require.NotEmpty(t, scans)
+				require.Equal(t, want, <-scans)
+			}
+			require.Empty(t, scans)
+		}
 		go func() {
 			done <- Run(ctx, slog.New(slog.DiscardHandler), script(steps), func() error {
-				scans = append(scans, time.Since(start))
+				scans <- time.Since(start)
 				return nil
 			})
 		}()
-		synctest.Wait()
-		require.Equal(t, []time.Duration{0}, scans, "at once")
+		came(0)
 
 		// Events in a burst are one scan when it is over.
 		time.Sleep(time.Second)
@@ -52,13 +61,11 @@ func TestRun(t *testing.T) {
 		time.Sleep(QuietPeriod / 2)
 		steps <- nil
 		time.Sleep(2 * QuietPeriod)
-		synctest.Wait()
-		require.Equal(t, []time.Duration{0, time.Second + QuietPeriod*3/2}, scans)
+		came(time.Second + QuietPeriod*3/2)
 
 		// Without events there is a scan now and then.
 		time.Sleep(PollInterval)
-		synctest.Wait()
-		require.Equal(t, []time.Duration{0, time.Second + QuietPeriod*3/2, PollInterval}, scans)
+		came(PollInterval)
 
 		// A lost subscription is made again, after a while.
 		steps <- errors.New("events were lost")
