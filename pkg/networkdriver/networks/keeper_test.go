@@ -441,6 +441,43 @@ func TestTakeOfUnjudgedNetwork(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestTakeOfUnjudgedNetworkReads reads a block once for all addresses of it, and anew for the next try.
+func TestTakeOfUnjudgedNetworkReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := newObjects()
+		n := newNode(objects, "node1")
+		row := func(claim, network string, unjudged bool) *tables.DRAAllocation {
+			row := rowFor(claim, subnet(t, "192.0.2.0/28", ""))
+			row.Config.Network, row.Config.Joined.Offer.Unjudged = network, unjudged
+			return row
+		}
+		var last *tables.DRAAllocation
+		for i := range 14 {
+			var err error
+			last, err = n.Take(t.Context(), row(fmt.Sprint(i), "gone", false), n.note)
+			require.NoError(t, err)
+		}
+		var taken *tables.DRAAllocation
+		var err error
+		go func() { taken, err = n.Take(t.Context(), row("a", "storage", true), n.note) }()
+		reads := func() (reads int) {
+			synctest.Wait()
+			for _, call := range objects.calls {
+				if strings.HasPrefix(call, "list  ") {
+					reads++
+				}
+			}
+			return reads
+		}
+		require.Equal(t, 1, reads(), "it waits for an address")
+		n.Return(t.Context(), last)
+		time.Sleep(lastWait)
+		require.Equal(t, 2, reads())
+		require.NoError(t, err)
+		require.Equal(t, last.Config.Joined.Addresses, taken.Config.Joined.Addresses)
+	})
+}
+
 // TestTakeFails leaves nothing behind, also when the API server has taken what it does not answer to.
 func TestTakeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

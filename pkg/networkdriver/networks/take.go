@@ -78,9 +78,12 @@ type taking struct {
 	network *types.Network
 	addrs   []netip.Prefix
 	subnets []types.Subnet
+	// blocks are the addresses of all networks in blocks, as this try has read them, which is after the network was read.
+	blocks map[string][]v2alpha1.CiliumNetworkDriverAddress
 }
 
 func (t *taking) takeAll(ctx context.Context) (*tables.DRAAllocation, error) {
+	t.blocks = map[string][]v2alpha1.CiliumNetworkDriverAddress{}
 	kept, err := t.kept(ctx)
 	if err != nil {
 		return nil, err
@@ -265,9 +268,14 @@ var errUsed = errors.New("is used")
 // usedElsewhere returns an error where a device has the address from another network, in the same VLAN. Names of objects do not show
 // that. The operator looks for it, once it knows a network; a network that is not there any more is nobody else's to look for.
 func (t *taking) usedElsewhere(ctx context.Context, addr netip.Addr) error {
-	objects, err := t.objects.InBlock(ctx, "", v2alpha1.AddressBlock(addr), true)
-	if err != nil {
-		return fmt.Errorf("look whether devices have address %s from another network: %w", addr, err)
+	block := v2alpha1.AddressBlock(addr)
+	objects, known := t.blocks[block]
+	if !known {
+		var err error
+		if objects, err = t.objects.InBlock(ctx, "", block, true); err != nil {
+			return fmt.Errorf("look whether devices have address %s from another network: %w", addr, err)
+		}
+		t.blocks[block] = objects
 	}
 	for i := range objects {
 		spec := &objects[i].Spec
