@@ -62,6 +62,7 @@ const (
 	// repairInterval is how long a spec file may be other than it shall be, if that can be helped.
 	repairInterval = 10 * time.Second
 	specMode       = fs.FileMode(0o644)
+	folderMode     = fs.FileMode(0o755)
 )
 
 // versions are those that the files are written in, the newest first.
@@ -363,7 +364,11 @@ func (f *Files) Repair() {
 		if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, data) {
 			continue
 		}
-		if err := write(path, data, specMode); err != nil {
+		err := os.MkdirAll(f.CDIFolder, folderMode)
+		if err == nil {
+			err = write(path, data, specMode)
+		}
+		if err != nil {
 			failed, errs[path] = append(failed, path), err
 			continue
 		}

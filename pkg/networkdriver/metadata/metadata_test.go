@@ -291,9 +291,11 @@ func TestRepair(t *testing.T) {
 	want, err := os.ReadFile(spec)
 	require.NoError(t, err)
 	broken := func(files *Files) {
-		require.NoError(t, os.Remove(spec))
-		files.Repair()
-		require.FileExists(t, spec)
+		for _, path := range []string{spec, f.CDIFolder} {
+			require.NoError(t, os.RemoveAll(path))
+			files.Repair()
+			require.FileExists(t, spec, "after %s was removed", path)
+		}
 		require.NoError(t, os.WriteFile(spec, nil, 0o644))
 		files.Repair()
 		got, err := os.ReadFile(spec)
