@@ -19,6 +19,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/attachments"
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
@@ -26,8 +28,10 @@ import (
 	"github.com/cilium/networkdriver/pkg/networkdriver/inventory"
 	"github.com/cilium/networkdriver/pkg/networkdriver/journal"
 	"github.com/cilium/networkdriver/pkg/networkdriver/keylock"
+	"github.com/cilium/networkdriver/pkg/networkdriver/metadata"
 	"github.com/cilium/networkdriver/pkg/networkdriver/networks"
 	"github.com/cilium/networkdriver/pkg/networkdriver/nri"
+	"github.com/cilium/networkdriver/pkg/networkdriver/pools"
 	"github.com/cilium/networkdriver/pkg/networkdriver/tables"
 	"github.com/cilium/networkdriver/pkg/networkdriver/types"
 	"github.com/cilium/networkdriver/pkg/pause"
@@ -53,6 +57,7 @@ type agent struct {
 	inventory   *inventory.Inventory
 	journal     *journal.Journal
 	gate        *cdi.Files
+	metadata    *metadata.Files
 	writer      *claims.Writer
 	room        *attachments.Room
 	preparer    *claims.Preparer
@@ -101,6 +106,10 @@ func (s *sim) startAgent() {
 		DriverName: driverName, NodeName: nodeName,
 	})
 	a.gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: s.cdiDir(), Driver: driverName})
+	a.metadata = metadata.New(metadata.Params{
+		Logger: log, Driver: driverName, Node: nodeName, PluginDir: s.pluginDir(), CDIFolder: s.cdiDir(), Client: &kubernetes.Clientset{},
+		DB: a.db, Devices: a.devices, Allocations: a.allocations, Attributes: func(string) pools.Attributes { return nil },
+	})
 	a.writer = claims.NewWriter(claims.WriterParams{
 		Logger: log, DB: a.db, Allocations: a.allocations, Client: a.client,
 		DriverName: driverName, NodeName: nodeName, BootID: s.bootID, JournalID: a.journal.ID,
@@ -180,6 +189,9 @@ func (a *agent) session() {
 		return
 	}
 	go func() { _ = a.gate.Run(ctx("container-gate")) }()
+	if !s.mutant.noRepair {
+		go func() { _ = a.metadata.Run(ctx("device-metadata")) }()
+	}
 	go func() {
 		start := time.Now()
 		_ = a.room.Run(ctx("give-back"), func(pod kubetypes.UID) ([]attachments.Sandbox, error) {
@@ -320,6 +332,7 @@ func (a *agent) prepareClaims(ctx context.Context, batch []*claim, results map[k
 		}
 		objects[i] = object
 	}
+	prepared := make([][]kubeletplugin.Device, len(objects))
 	err := each(objects, results, func(o *resourceapi.ResourceClaim) kubetypes.UID { return o.UID }, func(object *resourceapi.ResourceClaim) error {
 		ctx := withActor(ctx, actor+" "+object.Name)
 		waiting, cancel := context.WithTimeout(ctx, runtimePatience)
@@ -332,28 +345,19 @@ func (a *agent) prepareClaims(ctx context.Context, batch []*claim, results map[k
 			return err
 		}
 		defer func() { <-a.slots }()
-		_, err := a.preparer.Prepare(ctx, object)
+		result, err := a.preparer.Prepare(ctx, object)
+		for _, d := range result.Devices {
+			i := slices.Index(objects, object)
+			prepared[i] = append(prepared[i], kubeletplugin.Device{Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device})
+		}
 		return err
 	})
-	for _, object := range objects {
+	for i, object := range objects {
 		if results[object.UID] == nil {
-			results[object.UID] = a.describe(ctx, object)
+			results[object.UID] = a.describe(ctx, object, prepared[i])
 		}
 	}
 	return err
-}
-
-// describe writes what the helper was told a moment ago that the claim's pods are to read.
-func (a *agent) describe(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	s := a.sim
-	var places []string
-	s.do(&call{process: a.process, key: "complete claim " + claim.Name, effect: func() {
-		places = placesOf(statedb.Collect(a.allocations.List(a.db.ReadTxn(), tables.AllocationsByClaim(claim.UID))))
-	}})
-	s.do(&call{process: a.process, key: "write metadata of claim " + claim.Name, takes: span{10 * time.Microsecond, time.Millisecond}, effect: func() {
-		s.described[claim.UID] = places
-	}})
-	return a.preparer.Redescribe(withActor(ctx, actorOf(ctx)+" "+claim.Name), claim.UID)
 }
 
 func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results map[kubetypes.UID]error) error {
@@ -369,8 +373,8 @@ func (a *agent) unprepareClaims(ctx context.Context, batch []*claimInfo, results
 	for _, info := range batch {
 		s := a.sim
 		s.do(&call{process: a.process, key: "remove metadata of claim " + info.name, effect: func() {
-			if results[info.uid] == nil && !a.hasRows(info.uid) {
-				delete(s.described, info.uid)
+			if results[info.uid] == nil {
+				results[info.uid] = a.removeMetadata(info)
 			}
 		}})
 	}

@@ -125,7 +125,7 @@ func (s *sim) goWrong() {
 			running = append(running, sb)
 		}
 	}
-	switch n := s.rng.IntN(101); {
+	switch n := s.rng.IntN(103); {
 	case n < 6 && s.agent != nil && len(running) > 0:
 		// A pod is deleted by force while neither the agent nor kubelet is there to see it: its sandbox goes on.
 		p := running[s.rng.IntN(len(running))].pod
@@ -229,10 +229,10 @@ func (s *sim) goWrong() {
 				}
 			})
 		}
-	case n < 99:
+	case n < 101:
 		s.note("  the folder of CDI files is emptied")
 		_ = os.RemoveAll(s.cdiDir())
-	case n < 100:
+	case n < 102:
 		if claims := s.api.sortedClaims(); len(claims) > 0 {
 			c := claims[s.rng.IntN(len(claims))]
 			s.note("  somebody empties the status of claim %s", c.name)

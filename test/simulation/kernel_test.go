@@ -122,6 +122,15 @@ func (v *vf) String() string {
 		v.incarnation, v.present, v.describe(), v.mac)
 }
 
+// attachment is how the link is where it is.
+func (v *vf) attachment() *types.Attachment {
+	a := &types.Attachment{NetNS: v.netns, IfName: v.ifName, IfIndex: 10 + v.id, MAC: v.mac}
+	for _, address := range v.addresses {
+		a.IPs = append(a.IPs, address.String())
+	}
+	return a
+}
+
 // in returns the VFs whose links are in the namespace.
 func (k *kernel) in(netns string) (there []*vf) {
 	for _, v := range k.vfs {
@@ -325,7 +334,7 @@ func (k *kernel) attach(actor, netns string, dev types.Device, link int, config 
 		v.entered = time.Now()
 		k.sim.checkEntered(v, ns, actor)
 	}
-	return &types.Attachment{NetNS: netns, IfName: name, IfIndex: 10 + v.id, MAC: v.mac}, nil
+	return v.attachment(), nil
 }
 
 func (k *kernel) detach(dev types.Device) error {
@@ -354,7 +363,7 @@ func (k *kernel) where(netns string, dev types.Device) podnet.Sighting {
 	case !v.hasLink():
 		return podnet.Sighting{Why: "the device has no driver"}
 	case v.netns != "" && v.netns == netns:
-		return podnet.Sighting{Place: podnet.InPod, Attachment: &types.Attachment{NetNS: netns, IfName: v.ifName, IfIndex: 10 + v.id, MAC: v.mac}}
+		return podnet.Sighting{Place: podnet.InPod, Attachment: v.attachment()}
 	case v.netns == "":
 		return podnet.Sighting{Place: podnet.OnHost}
 	default:

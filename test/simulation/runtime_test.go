@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	kubetypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cilium/networkdriver/pkg/networkdriver/cdi"
@@ -154,22 +155,21 @@ func (r *containerRuntime) run(pod *pod) error {
 	return fmt.Errorf("run sandbox: %w", err)
 }
 
-// resolve returns the environment and the device nodes that the CDI devices of a container's claims give it.
-func (r *containerRuntime) resolve(c *container) (env, nodes []string, err error) {
+// resolve returns what the CDI devices of a container's claims give it.
+func (r *containerRuntime) resolve(c *container) (all specs.ContainerEdits, err error) {
 	for _, claim := range c.claims {
 		for _, request := range claim.requests {
-			id := cdi.ID(driverName, claim.uid, request)
-			edits, ok := r.cdiDevice(id)
-			if !ok {
-				return nil, nil, fmt.Errorf("unresolvable CDI devices %s", id)
-			}
-			env = append(env, edits.Env...)
-			for _, node := range edits.DeviceNodes {
-				nodes = append(nodes, node.Path)
+			for _, id := range []string{cdi.ID(driverName, claim.uid, request), metadataID(claim.uid, request)} {
+				edits, ok := r.cdiDevice(id)
+				if !ok {
+					return all, fmt.Errorf("unresolvable CDI devices %s", id)
+				}
+				all.Env, all.DeviceNodes = append(all.Env, edits.Env...), append(all.DeviceNodes, edits.DeviceNodes...)
+				all.Mounts = append(all.Mounts, edits.Mounts...)
 			}
 		}
 	}
-	return env, nodes, nil
+	return all, nil
 }
 
 func (r *containerRuntime) cdiDevice(id string) (edits specs.ContainerEdits, ok bool) {
@@ -195,14 +195,18 @@ func (r *containerRuntime) cdiDevice(id string) (edits specs.ContainerEdits, ok 
 // start makes and starts a container.
 func (r *containerRuntime) start(sb *sandbox, c *container) error {
 	s, p := r.sim, r.process
-	var env, nodes []string
+	var edits specs.ContainerEdits
+	var nodes []string
 	var had []*vf
 	var has []opened
 	var err error
 	end := r.begin(fmt.Sprintf("create container %s of %s in %s", c.name, sb.pod.name, sb.id), func() {
 		had = s.kernel.in(sb.netns)
 		if !s.mutant.noCDI {
-			env, nodes, err = r.resolve(c)
+			edits, err = r.resolve(c)
+		}
+		for _, node := range edits.DeviceNodes {
+			nodes = append(nodes, node.Path)
 		}
 		if err == nil {
 			has, err = s.kernel.open(nodes)
@@ -210,7 +214,7 @@ func (r *containerRuntime) start(sb *sandbox, c *container) error {
 	})
 	if err == nil {
 		err = r.hook("CreateContainer "+sb.id+" "+c.name, func(ctx context.Context, a *agent) error {
-			ctr := &api.Container{Id: c.name, PodSandboxId: sb.id, Name: c.name, Env: env}
+			ctr := &api.Container{Id: c.name, PodSandboxId: sb.id, Name: c.name, Env: edits.Env}
 			_, _, err := a.hooks.CreateContainer(ctx, sb.event(true), ctr)
 			return err
 		})
@@ -221,18 +225,22 @@ func (r *containerRuntime) start(sb *sandbox, c *container) error {
 	}
 	s.do(&call{process: p, key: fmt.Sprintf("start container %s of %s", c.name, sb.pod.name), takes: takes, effect: func() {
 		end()
+		var read []v1beta1.Device
+		if err == nil {
+			read, err = readAll(edits.Mounts)
+		}
 		switch {
 		case err != nil:
 		case !sb.ready:
 			err = errors.New("the sandbox has ended")
-		case !s.mutant.noHook && r.otherSandbox(env, sb):
+		case !s.mutant.noHook && r.otherSandbox(edits.Env, sb):
 			err = errors.New("createRuntime hook: the claim's devices are in another sandbox")
-		case !s.mutant.noGroups && !s.kernel.areNodesOf(nodes, env):
+		case !s.mutant.noGroups && !s.kernel.areNodesOf(nodes, edits.Env):
 			err = errors.New("createRuntime hook: the IOMMU groups are not the claims' devices' any more")
 		default:
 			c.started, c.sandbox, c.opened = true, sb, has
 			sb.containers = append(sb.containers, c)
-			s.checkStarted(c, had)
+			s.checkStarted(c, had, read)
 			return
 		}
 		s.note("  not started: %v", err)

@@ -21,8 +21,6 @@ import (
 	"sync"
 	"testing/synctest"
 	"time"
-
-	kubetypes "k8s.io/apimachinery/pkg/types"
 )
 
 // sim is the world of one seed: a node and its control plane.
@@ -50,10 +48,8 @@ type sim struct {
 	agent   *agent
 	world   *process // whoever never ends: control plane, chaos, kernel
 	dir     string   // of the node's files
-	// described is what pods read about where the devices of claims are, a sandbox for each device.
-	described map[kubetypes.UID][]string
-	bootID    string
-	others    []*otherNode
+	bootID  string
+	others  []*otherNode
 	// killAfter is a part of the name of a call of the agent's after whose effect it is killed; empty for none.
 	killAfter string
 	names     int

@@ -127,6 +127,8 @@ func TestMutants(t *testing.T) {
 		"the journal after the address":             {noteLate: true},
 		"nobody looks for addresses that are left":  {keepAll: true},
 		"devices that are not described":            {undescribed: true},
+		"descriptions that are left":                {keepFiles: true},
+		"descriptions that nobody repairs":          {noRepair: true},
 		"a driver that stays bound":                 {keepDriver: true},
 		"an address that stays fixed":               {keepMAC: true},
 		"a group that is the former one":            {oldGroup: true},
@@ -162,7 +164,7 @@ func stateDir(t *testing.T) string {
 func newSim(seed uint64, dir string, m mutant) *sim {
 	s := &sim{
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), start: time.Now(), wake: make(chan struct{}, 1),
-		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1", described: map[kubetypes.UID][]string{},
+		world: newProcess("world"), dir: dir, mutant: m, bootID: "boot-1",
 	}
 	s.kernel = newKernel(s, vfCount)
 	s.api = newAPIServer(s)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -242,44 +241,28 @@ func (w *world) ReadMarkers(environment, devices []string) []cdi.Marker {
 }
 
 func (w *world) Describe(rows []*tables.DRAAllocation) error {
-	uid := rows[0].ClaimUID
 	return w.file("describe claim "+rows[0].ClaimName, func() error {
-		if _, ok := w.sim.described[uid]; ok && !w.sim.mutant.undescribed {
-			w.sim.described[uid] = placesOf(rows)
+		if w.sim.mutant.undescribed {
+			return nil
 		}
-		return nil
+		return w.metadata.Describe(rows)
 	})
 }
 
-// placesOf is what pods read about where a claim's devices are.
-func placesOf(rows []*tables.DRAAllocation) (sandboxes []string) {
-	for _, row := range rows {
-		sandbox := ""
-		if row.Attachment != nil {
-			sandbox = row.Attachment.SandboxID
-		}
-		sandboxes = append(sandboxes, sandbox)
-	}
-	return sandboxes
-}
-
 func (w *world) Undescribe(claim tables.ClaimRef) {
-	w.sim.do(&call{process: w.process, key: "undescribe claim " + claim.Name, effect: func() { delete(w.sim.described, claim.UID) }})
+	w.sim.do(&call{process: w.process, key: "undescribe claim " + claim.Name, effect: func() {
+		if !w.sim.mutant.keepFiles {
+			w.metadata.Undescribe(claim)
+		}
+	}})
 }
 
 func (w *world) UndescribeOthers(claims []tables.ClaimRef) {
 	w.sim.do(&call{process: w.process, key: "undescribe others", effect: func() {
-		maps.DeleteFunc(w.sim.described, func(uid kubetypes.UID, _ []string) bool {
-			return !w.hasRows(uid) && !slices.ContainsFunc(claims, func(c tables.ClaimRef) bool { return c.UID == uid })
-		})
+		if !w.sim.mutant.keepFiles {
+			w.metadata.UndescribeOthers(claims)
+		}
 	}})
-}
-
-func (a *agent) hasRows(claim kubetypes.UID) bool {
-	for range a.allocations.List(a.db.ReadTxn(), tables.AllocationsByClaim(claim)) {
-		return true
-	}
-	return false
 }
 
 func (w *world) Note(row *tables.DRAAllocation, settled bool) error {
@@ -360,7 +343,7 @@ func (h *logHandler) WithGroup(string) slog.Handler { return h }
 func (s *sim) log(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.said = append(s.said, fmt.Sprintf(format, args...))
+	s.said = append(s.said, strings.ReplaceAll(fmt.Sprintf(format, args...), s.dir, ""))
 }
 
 // restoredJournal has the changes that are made at a restart take place in steps.

@@ -119,24 +119,28 @@ func (f *Files) Options() []kubeletplugin.Option {
 		return nil
 	}
 	return []kubeletplugin.Option{
-		kubeletplugin.EnableDeviceMetadata(true, versions), kubeletplugin.CDIDirectory(f.CDIFolder),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			MkdirAll: func(path string, mode fs.FileMode) error {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return f.note(path, os.MkdirAll(path, mode))
-			},
-			WriteFile: func(path string, data []byte, mode fs.FileMode) error {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				if _, ours := f.claimOf(filepath.Base(path)); ours {
-					f.specs[path] = data
-				}
-				return f.note(path, write(path, data, mode))
-			},
-			RemoveAll: f.removeFolder,
-			Remove:    f.removeSpec,
-		}),
+		kubeletplugin.EnableDeviceMetadata(true, versions), kubeletplugin.CDIDirectory(f.CDIFolder), kubeletplugin.MetadataFileOps(f.Operations()),
+	}
+}
+
+// Operations are what kubeletplugin writes and removes the files by.
+func (f *Files) Operations() kubeletplugin.MetadataFileOperations {
+	return kubeletplugin.MetadataFileOperations{
+		MkdirAll: func(path string, mode fs.FileMode) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.note(path, os.MkdirAll(path, mode))
+		},
+		WriteFile: func(path string, data []byte, mode fs.FileMode) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if _, ours := f.claimOf(filepath.Base(path)); ours {
+				f.specs[path] = data
+			}
+			return f.note(path, write(path, data, mode))
+		},
+		RemoveAll: f.removeFolder,
+		Remove:    f.removeSpec,
 	}
 }
 
