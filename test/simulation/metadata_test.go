@@ -101,7 +101,7 @@ func (a *agent) removeMetadata(claim *claimInfo) error {
 	if err := ops.RemoveAll(a.sim.metadataFolder(claim.name)); err != nil {
 		return err
 	}
-	left, err := filepath.Glob(a.sim.metadataSpec(claim.uid, "*"))
+	left, err := ops.Glob(a.sim.metadataSpec(claim.uid, "*"))
 	for _, path := range left {
 		if err == nil {
 			err = ops.Remove(path)
@@ -154,7 +154,8 @@ func (s *sim) checkRead(ctr *container, c *claim, read []v1beta1.Device) {
 		}
 		vlan := said.Attributes[metadata.AttributeVLAN].IntValue
 		if got != want || c.driver == "" && (vlan == nil || int(*vlan) != c.vlan) {
-			s.fail("container %s of pod %s was started and reads of %s of claim %s, which is %s: %s, %v", ctr.name, ctr.sandbox.pod.name, v, c.name, want, got, vlan)
+			s.fail("container %s of pod %s was started and reads of %s of claim %s, which is %s: %s, %v",
+				ctr.name, ctr.sandbox.pod.name, v, c.name, want, got, vlan)
 		}
 	}
 }

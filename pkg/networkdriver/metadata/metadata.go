@@ -141,7 +141,22 @@ func (f *Files) Operations() kubeletplugin.MetadataFileOperations {
 		},
 		RemoveAll: f.removeFolder,
 		Remove:    f.removeSpec,
+		Glob:      f.glob,
 	}
+}
+
+// glob returns the files that there are, and the spec files that shall be there: one that somebody has removed is not to be made again
+// when its claim is gone.
+func (f *Files) glob(pattern string) ([]string, error) {
+	found, err := filepath.Glob(pattern)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for path := range f.specs {
+		if match, _ := filepath.Match(pattern, path); match && !slices.Contains(found, path) {
+			found = append(found, path)
+		}
+	}
+	return found, err
 }
 
 // write replaces the file at once. It is not made durable: after a loss of power kubelet prepares every claim again, and the
@@ -420,7 +435,13 @@ func (f *Files) removeAll(folders func(string) bool, specs func(kubetypes.UID) b
 			errs = append(errs, f.removeFolder(filepath.Join(f.PluginDir, folder, name)))
 		}
 	}
-	for _, name := range list(f.CDIFolder) {
+	names := list(f.CDIFolder)
+	wanted, err := f.glob(f.specPrefix() + "*")
+	errs = append(errs, err)
+	for _, path := range wanted {
+		names = append(names, filepath.Base(path))
+	}
+	for _, name := range names {
 		if uid, ours := f.claimOf(strings.TrimPrefix(name, ".")); ours && specs(uid) { // what is hidden was never finished
 			errs = append(errs, f.removeSpec(filepath.Join(f.CDIFolder, name)))
 		}

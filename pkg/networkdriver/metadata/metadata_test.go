@@ -307,8 +307,12 @@ func TestRepair(t *testing.T) {
 	next.UndescribeOthers(nil)
 	broken(next)
 
+	// Somebody has removed it, and then the claim is gone.
 	f.free(row)
+	require.NoError(t, os.Remove(spec))
 	k.unprepare("c", "uid-1")
+	next.Undescribe(row.ClaimRef())
+	next.Repair()
 	f.Repair()
 	require.Empty(t, f.left())
 }
