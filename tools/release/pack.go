@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"helm.sh/helm/v4/pkg/chart/common"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
@@ -158,7 +159,12 @@ func writeImages(dir string) error {
 		if err != nil {
 			return fmt.Errorf("image %s: %w", file, err)
 		}
-		fmt.Fprintf(&list, "%s  %s  %s\n", image.Digest, image.Annotations["io.containerd.image.name"], filepath.Base(file))
+		// In the image it is the name in full, with a registry that nobody has to use.
+		name, err := reference.ParseNormalizedNamed(image.Annotations["io.containerd.image.name"])
+		if err != nil {
+			return fmt.Errorf("name of image %s: %w", file, err)
+		}
+		fmt.Fprintf(&list, "%s  %s  %s\n", image.Digest, reference.FamiliarString(name), filepath.Base(file))
 	}
 	return os.WriteFile(filepath.Join(dir, "images.txt"), list.Bytes(), 0o644)
 }

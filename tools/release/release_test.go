@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/distribution/reference"
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/stretchr/testify/require"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
@@ -47,8 +48,10 @@ func makeRelease(t *testing.T) (programs, dir string) {
 			require.NoError(t, os.WriteFile(filepath.Join(programs, platform, name), program, 0o700))
 		}
 	}
+	name, err := reference.ParseDockerRef("cilium/agent:1.2.3-rc.1")
+	require.NoError(t, err)
 	writeImage(t, filepath.Join(dir, "cilium-agent-linux-amd64.tar"),
-		`{"manifests":[{"digest":"sha256:`+strings.Repeat("0a", 32)+`","annotations":{"io.containerd.image.name":"reg.test/agent:1.2.3-rc.1"}}]}`)
+		`{"manifests":[{"digest":"sha256:`+strings.Repeat("0a", 32)+`","annotations":{"io.containerd.image.name":"`+name.String()+`"}}]}`)
 	require.NoError(t, released.pack(programs, dir))
 	return programs, dir
 }
@@ -120,7 +123,7 @@ func TestPack(t *testing.T) {
 		require.Equal(t, is, sum, name)
 	}
 	require.Equal(t, names, checked, "each file has its checksum")
-	require.Equal(t, "sha256:"+strings.Repeat("0a", 32)+"  reg.test/agent:1.2.3-rc.1  cilium-agent-linux-amd64.tar\n", read("images.txt"))
+	require.Equal(t, "sha256:"+strings.Repeat("0a", 32)+"  cilium/agent:1.2.3-rc.1  cilium-agent-linux-amd64.tar\n", read("images.txt"))
 
 	// The chart is the version's, and asks for its images.
 	c, err := loader.Load(filepath.Join(dir, "cilium-network-driver-1.2.3-rc.1.tgz"))
@@ -218,7 +221,9 @@ func TestPackRefuses(t *testing.T) {
 	_, err = released.sbom(dir)
 	require.ErrorContains(t, err, "what "+script+" was built from: ")
 
-	for index, want := range map[string]string{`{"manifests":[]}`: "it has 0 images", `x`: "read index.json: "} {
+	for index, want := range map[string]string{
+		`{"manifests":[]}`: "it has 0 images", `{"manifests":[{}]}`: "invalid reference format", `x`: "read index.json: ",
+	} {
 		images := t.TempDir()
 		writeImage(t, filepath.Join(images, "a.tar"), index)
 		require.ErrorContains(t, writeImages(images), "a.tar: "+want)
