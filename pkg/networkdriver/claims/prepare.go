@@ -162,7 +162,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err := p.check(ref, pod, devices); err != nil {
 		return Result{}, stage.In("device", err)
 	}
-	if err := checkStale(pod, stale); err != nil {
+	if err := p.checkStale(pod, stale); err != nil {
 		return Result{}, stage.In("device", err)
 	}
 	plan := attachments.Plan{Claim: ref, Stale: stale}
@@ -417,10 +417,12 @@ func (p *Preparer) checkRoutes(txn statedb.ReadTxn, claim Ref, pod resourceapi.R
 }
 
 // checkStale refuses to take a device from an earlier pod that has its link, and so may use it. Kubelet does not unprepare
-// a claim that is passed on from one pod to the next, so nobody else gives back what that pod had.
-func checkStale(pod resourceapi.ResourceClaimConsumerReference, stale []*tables.DRAAllocation) error {
+// a claim that is passed on from one pod to the next, so nobody else gives back what that pod had. Of a device without a link nothing tells
+// whether an earlier pod that runs has it, once the agent was started again.
+func (p *Preparer) checkStale(pod resourceapi.ResourceClaimConsumerReference, stale []*tables.DRAAllocation) error {
 	for _, row := range stale {
-		if row.Attachment != nil {
+		linkless := row.PreparedDevice.Link().IsZero() && row.PodUID != pod.UID
+		if row.Attachment != nil || linkless && sandboxOf(p.aliveIn(row.ClaimNamespace), row.PodUID) != nil {
 			return fmt.Errorf("device %s is still in pod %s (uid %s), which had this claim before pod %s (uid %s)",
 				row.DeviceName, row.Pod(), row.PodUID, pod.Name, pod.UID)
 		}

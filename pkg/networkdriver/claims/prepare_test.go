@@ -413,6 +413,27 @@ func TestPrepareRepairsFailedRow(t *testing.T) {
 	require.Empty(t, f.host.takeCalls())
 }
 
+// A device without a link is in no namespace: it is the former pod's for as long as that has a sandbox, whatever the row says.
+func TestPrepareLinklessOfAnEarlierPod(t *testing.T) {
+	f := newFixture(t, "a")
+	_, err := f.Prepare(t.Context(), newClaim("c", forPod("first"), with("net", "a")))
+	require.NoError(t, err)
+	f.insert(f.row("a").With(func(r *tables.DRAAllocation) {
+		dev := *r.PreparedDevice.(*fakeDevice)
+		dev.NoLink, r.PreparedDevice = true, &dev
+	}))
+	f.host.run("first", "s1")
+	f.host.takeCalls()
+	second := newClaim("c", forPod("second"), with("net", "a"))
+	_, err = f.Prepare(t.Context(), second)
+	require.ErrorContains(t, err, "device a is still in pod default/first (uid uid-first)")
+	require.Empty(t, f.host.takeCalls())
+	f.host.stop("s1")
+	_, err = f.Prepare(t.Context(), second)
+	require.NoError(t, err)
+	require.Equal(t, kubetypes.UID("uid-second"), f.row("a").PodUID)
+}
+
 // A claim that outlives its pod goes to the next one: not before the device is out of the first, and then anew.
 func TestPrepareClaimOfAnEarlierPod(t *testing.T) {
 	f := newFixture(t, "a")
