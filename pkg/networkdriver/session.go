@@ -243,7 +243,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	s.metadata = metadata.New(metadata.Params{
 		Logger: s.log, Driver: spec.DriverName, Node: d.Config.NodeName,
 		PluginDir: dra.PluginDir(d.Config.KubeletRootDir, spec.DriverName), CDIFolder: d.Config.CDISpecDir,
-		Client: d.Clientset, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Attributes: s.pools.attributes,
+		Client: d.Clientset, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Owed: d.room.OwedClaims, Attributes: s.pools.attributes,
 	})
 	d.outside.StatusWriter, d.outside.ClaimReader, d.outside.Gate, d.outside.Metadata = s.writer, s.writer, s.gate, s.metadata
 	resolver := networks.NewResolver(d.networks, d.node.labels, s.wires)

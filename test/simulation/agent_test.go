@@ -108,7 +108,7 @@ func (s *sim) startAgent() {
 	a.gate = cdi.NewFiles(cdi.Params{Logger: log, Folder: s.cdiDir(), Driver: driverName})
 	a.metadata = metadata.New(metadata.Params{
 		Logger: log, Driver: driverName, Node: nodeName, PluginDir: s.pluginDir(), CDIFolder: s.cdiDir(), Client: &kubernetes.Clientset{},
-		DB: a.db, Devices: a.devices, Allocations: a.allocations, Attributes: func(string) pools.Attributes { return nil },
+		DB: a.db, Devices: a.devices, Allocations: a.allocations, Owed: a.journal.OwedClaims, Attributes: func(string) pools.Attributes { return nil },
 	})
 	a.writer = claims.NewWriter(claims.WriterParams{
 		Logger: log, DB: a.db, Allocations: a.allocations, Client: a.client,

@@ -43,9 +43,14 @@ type Journal interface {
 // OwedClaims returns the claims that kubelet may take for prepared although their devices were given back.
 func (r *Room) OwedClaims() []tables.ClaimRef { return r.world.OwedClaims() }
 
-// Settle ends that for a claim: it is prepared, kubelet has unprepared it, or it is gone.
+// Settle ends that for a claim: it is prepared, kubelet has unprepared it, or it is gone. Without devices it is not described any more.
 func (r *Room) Settle(claim kubetypes.UID) {
-	if err := r.world.SettleClaim(claim); err != nil {
+	owed := slices.DeleteFunc(r.world.OwedClaims(), func(c tables.ClaimRef) bool { return c.UID != claim })
+	err := r.world.SettleClaim(claim)
+	for _, c := range owed {
+		r.world.Undescribe(c)
+	}
+	if err != nil {
 		r.log.Warn("A claim is settled, and the journal still has it as owed", "claimUID", claim, "error", err)
 	}
 }

@@ -82,6 +82,8 @@ type Params struct {
 	DB          *statedb.DB
 	Devices     statedb.Table[*tables.DRADevice]
 	Allocations statedb.Table[*tables.DRAAllocation]
+	// Owed are the claims that kubelet takes for prepared, or may, although they have no devices: it has containers look for their files.
+	Owed func() []tables.ClaimRef
 	// Attributes are what the administrator gives a pool's devices.
 	Attributes func(pool string) pools.Attributes
 }
@@ -458,7 +460,7 @@ func (f *Files) claimOf(name string) (claim kubetypes.UID, ours bool) {
 	return kubetypes.UID(uid), ours && isFile
 }
 
-// removeFolder removes a claim's folder, unless a claim of that name has devices: kubelet may unprepare one that its pod still has,
+// removeFolder removes a claim's folder, unless a claim of that name has devices, or is owed some: kubelet may unprepare one that its pod still has,
 // and an earlier claim of the same name late.
 func (f *Files) removeFolder(path string) error {
 	for row := range f.Allocations.All(f.DB.ReadTxn()) {
@@ -466,13 +468,19 @@ func (f *Files) removeFolder(path string) error {
 			return nil
 		}
 	}
+	if slices.ContainsFunc(f.Owed(), func(c tables.ClaimRef) bool { return f.folderOf(c) == path }) {
+		return nil
+	}
 	return os.RemoveAll(path)
 }
 
-// removeSpec removes a spec file, unless its claim has devices.
+// removeSpec removes a spec file, unless its claim has devices or is owed some.
 func (f *Files) removeSpec(path string) error {
 	if uid, ours := f.claimOf(filepath.Base(path)); ours {
 		for range f.Allocations.List(f.DB.ReadTxn(), tables.AllocationsByClaim(uid)) {
+			return nil
+		}
+		if slices.ContainsFunc(f.Owed(), func(c tables.ClaimRef) bool { return c.UID == uid }) {
 			return nil
 		}
 	}

@@ -50,6 +50,7 @@ type fixture struct {
 	t           *testing.T
 	devices     statedb.RWTable[*tables.DRADevice]
 	allocations statedb.RWTable[*tables.DRAAllocation]
+	owed        []tables.ClaimRef
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -59,12 +60,13 @@ func newFixture(t *testing.T) *fixture {
 	require.NoError(t, err)
 	allocations, err := tables.NewAllocationTable(db)
 	require.NoError(t, err)
-	f := &fixture{t: t, devices: devices, allocations: allocations, Files: New(Params{
+	f := &fixture{t: t, devices: devices, allocations: allocations}
+	f.Files = New(Params{
 		Logger: slog.New(slog.DiscardHandler), Driver: testDriver, Node: testNode,
 		PluginDir: filepath.Join(dir, "plugin"), CDIFolder: filepath.Join(dir, "cdi"), Client: fake.NewClientset(),
-		DB: db, Devices: devices, Allocations: allocations,
+		DB: db, Devices: devices, Allocations: allocations, Owed: func() []tables.ClaimRef { return f.owed },
 		Attributes: func(string) pools.Attributes { return pools.Attributes{"example.com/rack": "r7"} },
-	})}
+	})
 	f.offer("vf1")
 	f.offer("vf2")
 	return f
@@ -278,6 +280,21 @@ func TestUndescribeOthers(t *testing.T) {
 	// The owed claim is gone.
 	f.Undescribe(owed)
 	require.ElementsMatch(t, []string{f.folderOf(kept.ClaimRef()), other, gate, f.specPrefix() + "uid-1_net.json"}, f.left())
+}
+
+// TestOwedKeepsFiles: until kubelet has heard that a claim is unprepared its containers look for the files.
+func TestOwedKeepsFiles(t *testing.T) {
+	f := newFixture(t)
+	k := newKubelet(t, f)
+	row := f.row("c", "uid-1", "net", "vf1")
+	k.mustPrepare(k.claim("c", "uid-1"))
+	f.owed = []tables.ClaimRef{row.ClaimRef()}
+	f.free(row)
+	k.unprepare("c", "uid-1")
+	require.ElementsMatch(t, []string{f.folderOf(row.ClaimRef()), f.specPrefix() + "uid-1_net.json"}, f.left())
+	f.owed = nil
+	f.Undescribe(row.ClaimRef())
+	require.Empty(t, f.left())
 }
 
 // TestRepair makes spec files again that somebody has removed or spoilt, also those that an earlier life of the agent has written, and
