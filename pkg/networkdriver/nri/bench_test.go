@@ -154,7 +154,7 @@ func lend(b *testing.B, configs ...types.DeviceConfig) *lending {
 	require.NoError(b, err)
 	outside.Metadata = metadata.New(metadata.Params{
 		Logger: log, Driver: "networkdriver.cilium.io", Node: "node", PluginDir: l.plugin, CDIFolder: l.plugin, Client: fake.NewClientset(),
-		DB: db, Devices: devices, Allocations: table,
+		DB: db, Devices: devices, Allocations: table, Owed: func() []tables.ClaimRef { return nil },
 	})
 	outside.Checkers = map[types.DeviceManagerType]types.Checker{types.DeviceManagerTypeSRIOV: checker{hostPath, parent}}
 	metrics, err := attachments.NewMetrics(prometheus.NewRegistry())
