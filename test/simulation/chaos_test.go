@@ -6,6 +6,7 @@ package simulation
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -231,7 +232,15 @@ func (s *sim) goWrong() {
 		}
 	case n < 101:
 		s.note("  the folder of CDI files is emptied")
-		_ = os.RemoveAll(s.cdiDir())
+		if s.agent != nil && s.agent.serving && s.agent.crashIn == 0 {
+			_ = os.RemoveAll(s.cdiDir())
+			return
+		}
+		// Of metadata that is removed while the agent is away nobody knows what it was, until kubelet is restarted.
+		gates, _ := filepath.Glob(filepath.Join(s.cdiDir(), "*-claim_*"))
+		for _, path := range gates {
+			_ = os.Remove(path)
+		}
 	case n < 102:
 		if claims := s.api.sortedClaims(); len(claims) > 0 {
 			c := claims[s.rng.IntN(len(claims))]
