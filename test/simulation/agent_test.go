@@ -189,9 +189,7 @@ func (a *agent) session() {
 		return
 	}
 	go func() { _ = a.gate.Run(ctx("container-gate")) }()
-	if !s.mutant.noRepair {
-		go func() { _ = a.metadata.Run(ctx("device-metadata")) }()
-	}
+	go func() { _ = a.metadata.Run(ctx("device-metadata")) }()
 	go func() {
 		start := time.Now()
 		_ = a.room.Run(ctx("give-back"), func(pod kubetypes.UID) ([]attachments.Sandbox, error) {

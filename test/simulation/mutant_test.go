@@ -34,9 +34,8 @@ type mutant struct {
 	oweNothing bool
 	// freeInUse: devices are freed whether or not a sandbox that runs has them.
 	freeInUse bool
-	// undescribed: what pods read of their devices stays as it was before they had them. keepFiles: it is not removed. noRepair: nor made
-	// anew, when somebody has removed it.
-	undescribed, keepFiles, noRepair bool
+	// undescribed: what pods read of their devices stays as it was before they had them. keepFiles: it is not removed.
+	undescribed, keepFiles bool
 	// keepDriver: the driver of a VF stays when it is freed. keepMAC: so does the address that the PF has fixed for it. oldGroup: its IOMMU
 	// group is taken for the one that it was set up with at first. openGates: gates stay open.
 	keepDriver, keepMAC, oldGroup, openGates bool

@@ -128,7 +128,6 @@ func TestMutants(t *testing.T) {
 		"nobody looks for addresses that are left":  {keepAll: true},
 		"devices that are not described":            {undescribed: true},
 		"descriptions that are left":                {keepFiles: true},
-		"descriptions that nobody repairs":          {noRepair: true},
 		"a driver that stays bound":                 {keepDriver: true},
 		"an address that stays fixed":               {keepMAC: true},
 		"a group that is the former one":            {oldGroup: true},
