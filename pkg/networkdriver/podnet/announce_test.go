@@ -53,8 +53,6 @@ func TestAnnounce(t *testing.T) {
 		}
 	}
 
-	// Nothing leaves a link that has no carrier yet.
-	require.NoError(t, f.host.LinkSetDown(peer))
 	makeStale()
 	a := NewAnnouncer(slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -62,9 +60,6 @@ func TestAnnounce(t *testing.T) {
 	go func() { done <- a.Run(ctx) }()
 	a.Announce(att, types.DeviceConfig{})
 	a.Announce(att, config)
-	time.Sleep(2 * carrierPause)
-	require.NoError(t, f.host.LinkSetUp(peer))
-	makeStale()
 	for range 1 + len(announceAgain) {
 		for _, addr := range config.InPod().Addresses {
 			require.Eventually(t, func() bool { return f.host.neighbour(index, addr.Addr().String()) == att.MAC }, 10*time.Second, 10*time.Millisecond, "%s", addr)
@@ -93,4 +88,27 @@ func TestSendAnnouncement(t *testing.T) {
 	mac, err := net.ParseMAC(att.MAC)
 	require.NoError(t, err)
 	require.NoError(t, (&announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: config.InPod().Addresses}).send(slog.New(slog.DiscardHandler)))
+}
+
+// TestAnnounceWaitsForCarrier: nothing would leave a link that has no carrier yet. One that gets none is given up.
+func TestAnnounceWaitsForCarrier(t *testing.T) {
+	f := setup(t)
+	dev := f.host.addLink("v0")
+	att, err := f.Attach(f.ctx, f.pod.path, dev, withAddresses(false))
+	require.NoError(t, err)
+	mac, err := net.ParseMAC(att.MAC)
+	require.NoError(t, err)
+	a := NewAnnouncer(slog.New(slog.DiscardHandler))
+	now := time.Now()
+	waits := &announcement{netns: f.pod.path, index: att.IfIndex, mac: mac, addrs: withAddresses(false).InPod().Addresses, due: now, end: now.Add(time.Hour)}
+	givenUp := *waits
+	givenUp.end = now
+	require.Equal(t, []*announcement{waits}, a.send([]*announcement{waits, &givenUp}))
+	require.Zero(t, waits.sent)
+	require.True(t, waits.due.After(now))
+	require.NoError(t, f.host.LinkSetUp(f.host.link(dev.peer)))
+	require.Eventually(t, func() bool {
+		waits.due = now
+		return len(a.send([]*announcement{waits})) == 1 && waits.sent == 1
+	}, 10*time.Second, 10*time.Millisecond)
 }
