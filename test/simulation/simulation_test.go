@@ -27,7 +27,7 @@ const (
 
 	defaultSteps = 100_000
 	// mutantSteps are those in which a mutant has to be found. Some need a rare order of events.
-	mutantSteps = 400_000
+	mutantSteps = 1_000_000
 	// chaosSteps are those of a seed before its faults stop.
 	chaosSteps = 3000
 	vfCount    = 5

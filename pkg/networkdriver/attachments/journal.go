@@ -47,8 +47,10 @@ func (r *Room) OwedClaims() []tables.ClaimRef { return r.world.OwedClaims() }
 func (r *Room) Settle(claim kubetypes.UID) {
 	owed := slices.DeleteFunc(r.world.OwedClaims(), func(c tables.ClaimRef) bool { return c.UID != claim })
 	err := r.world.SettleClaim(claim)
-	for _, c := range owed {
-		r.world.Undescribe(c)
+	if len(r.rowsOf(claim, nil)) == 0 {
+		for _, c := range owed {
+			r.world.Undescribe(c)
+		}
 	}
 	if err != nil {
 		r.log.Warn("A claim is settled, and the journal still has it as owed", "claimUID", claim, "error", err)
