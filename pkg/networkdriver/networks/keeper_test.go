@@ -462,6 +462,8 @@ func TestTakeOfUnjudgedNetworkReads(t *testing.T) {
 		go func() { taken, err = n.Take(t.Context(), row("a", "storage", true), n.note) }()
 		reads := func() (reads int) {
 			synctest.Wait()
+			objects.mu.Lock()
+			defer objects.mu.Unlock()
 			for _, call := range objects.calls {
 				if strings.HasPrefix(call, "list  ") {
 					reads++
