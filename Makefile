@@ -36,7 +36,7 @@ RELEASE_PROGRAMS := _out/release-programs
 RELEASE_CACHE ?= $(shell $(GO) env GOCACHE)
 FAULTS := _out/faults
 # The packages with unit tests.
-UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/simulation ./test/versions
+UNIT := ./api/... ./cmd/... ./internal/... ./operator/... ./pkg/... ./test/faults ./test/lab/... ./test/nodestate ./test/versions
 # The packages with tests against a real API server, which are named TestAPI. The chart's are in the module of the tools.
 API := ./api/v2alpha1 ./cmd/cilium-operator ./operator/pkg/networkdriver/config ./operator/pkg/networkdriver/networks ./pkg/networkdriver/ciliumnode \
 	./pkg/ndev ./pkg/networkdriver/claims ./pkg/networkdriver/networks ./pkg/networkdriver/nodeconfig ./test/docs ./test/lab
@@ -151,9 +151,9 @@ golden: ## Write what the chart renders to its golden files, and its values to D
 # The tools' tests read files of the other module, and a result that go test keeps counts for changes in its own alone.
 .PHONY: test-unit
 test-unit: export NETWORKDRIVER_REQUIRE = $(shell [ $$(id -u) = 0 ] && echo privileged)
-test-unit: ## Unit, cell and privileged tests, with the race detector but for the pages' and the tools'. Privileged ones run as root.
+test-unit: ## Unit, cell and privileged tests, with the race detector but for the simulation, the pages' and the tools'. Privileged ones run as root.
 	CGO_ENABLED=1 $(GOTEST) $(RACE) $(UNIT)
-	$(GOTEST) ./test/docs
+	$(GOTEST) ./test/simulation ./test/docs
 	cd tools && $(GOTEST) -count=1 ./...
 
 .PHONY: test-fuzz
