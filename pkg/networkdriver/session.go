@@ -259,7 +259,7 @@ func (d *driver) newSession(spec *v2alpha1.CiliumNetworkDriverNodeConfigSpec) *s
 	preparer := claims.NewPreparer(claims.Params{
 		Logger: s.log, DB: d.DB, Devices: d.Devices, Allocations: d.Allocations, Room: d.room,
 		DriverName: spec.DriverName, NodeName: d.Config.NodeName, Metrics: d.claimMetrics, Sandboxes: d.hooks,
-		Networks: resolver, Pools: &s.pools, Classes: classes, Events: d.events,
+		Networks: resolver, Pools: &s.pools, Classes: classes, Events: d.events, Unhooked: d.Config.GateHookPath == "",
 	})
 	s.handOver = claims.NewHandOver(s.log, preparer, prompt, d.events)
 	runner := managerRunner{log: s.log, inventory: d.inventory, parts: d.parts, configs: s.configs, quarantine: s.quarantine}

@@ -46,6 +46,9 @@ type Params struct {
 	Classes  Classes
 	// Events may be nil.
 	Events Events
+	// Unhooked says that no hook is to look at containers before they start: nothing sees then that the node of an IOMMU group, which a
+	// container is given by the group's number, is another device's by now.
+	Unhooked bool
 	// HolderPatience bounds [Preparer.AwaitDevices]; 0 means 10 seconds.
 	HolderPatience time.Duration
 }
@@ -356,6 +359,10 @@ func (p *Preparer) check(claim Ref, pod resourceapi.ResourceClaimConsumerReferen
 		}
 		if err := p.Room.Validate(w.device, w.config); err != nil {
 			return permanentError{fmt.Errorf("request %q: device %s: parameters: %w", w.request, w.name, err)}
+		}
+		if p.Unhooked && w.config.Driver == types.DriverVFIO {
+			return permanentError{fmt.Errorf("request %q: device %s: parameters: driver: %s needs the gate hook, which is off on this node "+
+				"(agent.gateHook.enabled, --gate-hook-path): a container could be given another device's node", w.request, w.name, types.DriverVFIO)}
 		}
 		if name := ifName(w.config, w.device); w.config.PodIfName == "" && name != "" {
 			if err := types.ValidatePodIfName(name); err != nil {

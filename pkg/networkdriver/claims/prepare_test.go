@@ -434,6 +434,19 @@ func TestPrepareLinklessOfAnEarlierPod(t *testing.T) {
 	require.Equal(t, kubetypes.UID("uid-second"), f.row("a").PodUID)
 }
 
+// What a container is given by the number of an IOMMU group has to be looked at when it starts.
+func TestPrepareNeedsTheHook(t *testing.T) {
+	f := newFixture(t, "a")
+	claim := newClaim("c", with("net", "a"), fromClaim(`{"driver": "vfio-pci"}`))
+	f.Unhooked = true
+	_, err := f.Prepare(t.Context(), claim)
+	require.ErrorContains(t, err, `request "net": device a: parameters: driver: vfio-pci needs the gate hook, which is off on this node`)
+	require.Empty(t, f.host.takeCalls())
+	f.Unhooked = false
+	_, err = f.Prepare(t.Context(), claim)
+	require.NoError(t, err)
+}
+
 // A claim that outlives its pod goes to the next one: not before the device is out of the first, and then anew.
 func TestPrepareClaimOfAnEarlierPod(t *testing.T) {
 	f := newFixture(t, "a")
